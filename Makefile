@@ -1,0 +1,30 @@
+# make demo   a recommendation for a real recipe, on a machine with nothing but Python
+# make test   the whole test suite; test-fast leaves out what starts Megatron, Ray or a browser
+VENV ?= .venv
+PYTHON ?= $(shell scripts/find_python)
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-fast lint env clean
+
+demo: env
+	$(BIN)/autotune run --recipe nemotron3nano --mem-target 75GB
+
+test: env lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: env lint
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: env
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+env:
+	@test -n "$(PYTHON)" || { echo "autotune: needs Python 3.11 or newer (3.12 preferred); install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@scripts/make_env "$(PYTHON)" "$(VENV)"
+
+clean:
+	rm -rf $(VENV) .venv-* build .mypy_cache .ruff_cache .pytest_cache .hypothesis
