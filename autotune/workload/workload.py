@@ -7,8 +7,10 @@ and hold *finalised* values: those of the run, not of the recipe's text. Default
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from autotune.records import digest
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -191,6 +193,8 @@ class Features:
     transformer_impl: str = "transformer_engine"
     attention_backend: str = "auto"
     bias_activation_fusion: bool = False
+    use_fused_weighted_squared_relu: bool = False
+    """Squared ReLU and the router probabilities in one kernel, which keeps no unscaled activation (experts.py)."""
     masked_softmax_fusion: bool = False
     bias_dropout_fusion: bool = False
     apply_rope_fusion: bool = False
@@ -276,3 +280,11 @@ class Workload:
     def num_microbatches(self) -> int:
         """Micro batches of one step on one data-parallel rank."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data_parallel_size)
+
+    @property
+    def digest(self) -> str:
+        """A content hash of what is trained: without name, source and the recipe's own recompute setting."""
+        return digest(replace(self, name="", source=_ANY_SOURCE, recipe_recompute={}))
+
+
+_ANY_SOURCE = Source(kind="file", reference="")
