@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from autotune.trial.record import RankRecord, TrialRecord
@@ -214,7 +215,7 @@ def _growth(record: TrialRecord, settings: GateSettings, reference: TrialRecord 
     for rank, ranks in sorted(record.ranks.items()):
         known = [p for p in map(iteration_peak_bytes, ranks.iterations) if p is not None]
         steady = known[-settings.steady_steps :]
-        rising = len(steady) >= 3 and all(a < b for a, b in zip(steady, steady[1:], strict=False))
+        rising = len(steady) >= 3 and all(a < b for a, b in pairwise(steady))
         if rising and steady[-1] > steady[0] * (1 + settings.growth_ratio):
             text = f"not steady: the peak of rank {rank} grew by {steady[-1] / steady[0] - 1:.1%} over {len(steady)} steps"
             yield Finding(gate="growth", outcome="flag", text=text)

@@ -1,0 +1,46 @@
+"""When a finished boundary is launched again: only for a recorded reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from autotune.boundary.boundary import Boundary
+from autotune.search.evidence import Evidence
+from autotune.search.proposal import Proposal
+from autotune.trial.record import RepeatReason
+
+Lacks = Callable[[Boundary, int], str | None]
+"""Why a backend cannot run a boundary for the n-th time (``TrialBackend.lacks``)."""
+
+
+def due_repeats(evidence: Evidence, lacks: Lacks) -> Iterator[Proposal]:
+    """Repeats that are due, most urgent first.
+
+    One retry after an infrastructure failure; one run with the allocator setting after a fragmentation failure, before
+    anything wider; one repeat of the best where its peak is close to the limit.
+    """
+    for boundary, verdict in evidence.verdicts.items():
+        reasons = {record.repeat_reason for record in evidence.of(boundary)}
+        if verdict.infrastructure and "infrastructure" not in reasons:
+            yield from _repeat(evidence, lacks, boundary, "infrastructure", f"one retry after {verdict.reason}")
+        fragmented = verdict.failure is not None and verdict.failure.failure_class == "oom_fragmentation"
+        if fragmented and "allocator" not in reasons:
+            yield from _repeat(
+                evidence, lacks, boundary, "allocator", "out of memory by fragmentation: the allocator setting first"
+            )
+    best = evidence.best()
+    if best is not None and evidence.verdicts[best].near_limit:
+        yield from _repeat(evidence, lacks, best, "near_limit", "its peak is close to the limit")
+
+
+def _repeat(evidence: Evidence, lacks: Lacks, boundary: Boundary, reason: RepeatReason, why: str) -> Iterator[Proposal]:
+    if lacks(boundary, evidence.runs(boundary)) is None:
+        yield Proposal(boundary=boundary, why=why, repeat_reason=reason)
+
+
+def stuck(evidence: Evidence) -> Boundary | None:
+    """A boundary whose retry failed by infrastructure too: the run stops and can be resumed."""
+    for boundary, verdict in evidence.verdicts.items():
+        if verdict.infrastructure and evidence.runs(boundary) > 1:
+            return boundary
+    return None
