@@ -1,0 +1,107 @@
+"""GroupedLinear: one product for each expert over its rows of one input.
+
+Saved in bf16, source transformer_engine/pytorch/module/grouped_linear.py:_GroupedLinear.forward at 2.17.1: the splits of
+the input (views of it) and the weights; all outputs are rows of one buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.trial.prelude.te_stand_in.base import BaseModule
+from autotune.trial.prelude.te_stand_in.kernels import scratch, weight_gradient
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, splits: list[int], fuse: bool, num_gemms: int, *parameters: Tensor) -> Tensor:
+        weights, biases = parameters[:num_gemms], parameters[num_gemms:]
+        rows = x.reshape(-1, weights[0].shape[1])
+        out = torch.empty(rows.shape[0], weights[0].shape[0], dtype=x.dtype, device=x.device)
+        with scratch(), torch.no_grad():
+            pieces = zip(torch.split(rows, splits), torch.split(out, splits), weights, strict=True)
+            for index, (piece, target, weight) in enumerate(pieces):
+                if len(piece):
+                    torch.mm(piece, weight.t(), out=target)
+                    if biases:
+                        target.add_(biases[index])
+        ctx.save_for_backward(rows, *weights)
+        ctx.weight_objects, ctx.splits, ctx.fuse, ctx.has_bias, ctx.shape = weights, splits, fuse, bool(biases), x.shape
+        return out.view(*x.shape[:-1], weights[0].shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rows = ctx.saved_tensors[0]
+        weights = ctx.weight_objects
+        grad = grad.reshape(-1, weights[0].shape[0])
+        grad_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        grad_splits = torch.split(grad, ctx.splits)
+        if grad_rows is not None:
+            for piece, target, weight in zip(grad_splits, torch.split(grad_rows, ctx.splits), weights, strict=True):
+                if len(piece):
+                    with scratch(), torch.no_grad():
+                        torch.mm(piece, weight, out=target)
+        grad_weights: list[Tensor | None] = [None] * len(weights)
+        if weights[0].requires_grad:
+            pieces = zip(grad_splits, torch.split(rows, ctx.splits), weights, strict=True)
+            grad_weights = [weight_gradient(weight, dy, x, fuse=ctx.fuse) for dy, x, weight in pieces]
+        grad_biases = [piece.sum(0) for piece in grad_splits] if ctx.has_bias else []
+        grad_x = None if grad_rows is None else grad_rows.view(ctx.shape)
+        return grad_x, None, None, None, *grad_weights, *grad_biases
+
+
+class GroupedLinear(BaseModule):
+    """Stands for ``transformer_engine.pytorch.GroupedLinear``."""
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: Callable[[Tensor], Any] | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        device: torch.device | str = "cuda",
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
+        single_grouped_weight: bool = False,
+        single_grouped_bias: bool = False,
+        **_: Any,
+    ) -> None:
+        super().__init__(tp_group, tp_size, sequence_parallel, parallel_mode, get_rng_state_tracker, rng_tracker_name)
+        self.refuse(
+            delay_wgrad_compute=delay_wgrad_compute,
+            single_grouped_weight=single_grouped_weight,
+            single_grouped_bias=single_grouped_bias,
+        )
+        row, column = parallel_mode == "row", parallel_mode == "column"
+        self.num_gemms = num_gemms
+        self.in_features, self.out_features = in_features // (tp_size if row else 1), out_features // (tp_size if column else 1)
+        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
+        self.fuse_wgrad_accumulation, self.save_original_input = fuse_wgrad_accumulation, save_original_input
+        for index in range(num_gemms):
+            shape = (self.out_features, self.in_features)
+            setattr(self, f"weight{index}", self.make_weight(shape, params_dtype, device, init_method, 1 if row else 0))
+            if bias:
+                setattr(self, f"bias{index}", self.make_bias(self.out_features, params_dtype, device))
+
+    def forward(self, inp: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Any:
+        """``[tokens, in] -> [tokens, out]``; ``m_splits`` are the tokens of each expert."""
+        weights = [getattr(self, f"weight{i}") for i in range(self.num_gemms)]
+        biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else []
+        out = _GroupedLinear.apply(
+            inp, [int(n) for n in m_splits], self.fuse_wgrad_accumulation, self.num_gemms, *weights, *(biases if self.apply_bias else [])
+        )
+        return (out, biases) if self.return_bias else out

@@ -1,0 +1,73 @@
+"""Matrix products as a fused GPU library does them: the output is device memory, nothing else is.
+
+``scratch`` is a context in which memory is not counted (the counter's pause on a CPU, nothing on a GPU): temporaries of
+the emulation are not memory of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+_scratch: list[Callable[[], AbstractContextManager[None]]] = [contextlib.nullcontext]
+
+
+def scratch() -> AbstractContextManager[None]:
+    """Memory allocated inside is not the model's."""
+    return _scratch[0]()
+
+
+def set_scratch(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Say what ``scratch`` is on this machine."""
+    _scratch[0] = context
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two matrices into a fresh tensor of a's dtype."""
+    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    with scratch(), torch.no_grad():
+        torch.mm(a, b, out=out)
+    return out
+
+
+def matmul_into(out: Tensor, a: Tensor, b: Tensor, *, accumulate: bool) -> None:
+    """``out = a @ b`` or ``out += a @ b``, summed in out's dtype (fp32 for a main gradient)."""
+    with scratch(), torch.no_grad():
+        product = a.to(out.dtype) @ b.to(out.dtype)
+        if accumulate:
+            out.add_(product)
+        else:
+            out.copy_(product)
+
+
+def weight_gradient(weight: Tensor, grad_output: Tensor, inp: Tensor, *, fuse: bool, zero_dummy: bool = True) -> Tensor | None:
+    """Gradient of a weight, added into ``weight.main_grad`` where it is fused; then a shared dummy is returned.
+
+    Source: transformer_engine/pytorch/module/linear.py:_linear_backward ("Handle custom DDP from mcore") at 2.17.1.
+    """
+    if not fuse:
+        grad = torch.empty(weight.shape, dtype=grad_output.dtype, device=weight.device)
+        matmul_into(grad, grad_output.t(), inp, accumulate=False)
+        return grad
+    matmul_into(weight.main_grad, grad_output.t(), inp, accumulate=True)  # type: ignore[attr-defined]
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    return dummy_wgrad(list(weight.shape), weight.dtype, device=weight.device, zero=bool(getattr(weight, "zero_out_wgrad", False)))
+
+
+_dummies: dict[tuple[object, ...], Tensor] = {}
+
+
+def dummy_wgrad(shape: list[int], dtype: torch.dtype, *, device: torch.device | str = "cuda", zero: bool = False) -> Tensor:
+    """One shared tensor for each shape. Source: transformer_engine/pytorch/module/base.py:get_dummy_wgrad at 2.17.1."""
+    key = (*shape, dtype)
+    if key not in _dummies:
+        _dummies[key] = torch.empty(shape, dtype=dtype, device=device)
+    if zero:
+        _dummies[key].zero_()
+    return _dummies[key].detach()
