@@ -1,0 +1,57 @@
+"""A run directory, read back: what every output is rendered from, during a run and long after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.boundary.boundary import Boundary
+from autotune.errors import RequestError
+from autotune.records import load_json
+from autotune.search.outcome import Recommendation
+from autotune.trial.record import TrialRecord
+from autotune.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One finished or stopped run."""
+
+    folder: Path
+    recommendation: Recommendation
+    workload: Workload
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def answer(self) -> Boundary | None:
+        """The recommended boundary."""
+        fields = self.recommendation.boundary
+        return None if fields is None else Boundary.from_fields(fields)
+
+    @property
+    def answer_trial(self) -> TrialRecord | None:
+        """The completed trial of the recommended boundary with the highest peak; None where nothing ran."""
+        found = [trial for trial in self.trials if trial.boundary == self.answer and trial.ranks]
+        return max(found, key=lambda trial: max(rank.allocated_peak_bytes for rank in trial.ranks.values()), default=None)
+
+
+def read_run(folder: Path) -> RunView:
+    """Read a run directory.
+
+    Raises:
+        RequestError: The folder holds no run, or one that has no recommendation yet.
+    """
+    if not (folder / "workload.json").is_file():
+        raise RequestError(
+            "RUN", str(folder), "this folder holds no run (no workload.json)", "name a directory that `autotune run` wrote"
+        )
+    if not (folder / "recommendation.json").is_file():
+        raise RequestError(
+            "RUN", str(folder), "this run has no recommendation yet", "finish it: `autotune run ... --out DIR --resume`"
+        )
+    return RunView(
+        folder=folder,
+        recommendation=load_json(folder / "recommendation.json", Recommendation),
+        workload=load_json(folder / "workload.json", Workload),
+        trials=tuple(load_json(path, TrialRecord) for path in sorted(folder.glob("trials/*/record.json"))),
+    )

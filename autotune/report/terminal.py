@@ -1,0 +1,110 @@
+"""The terminal: a boxed result, a small plot, tables. Plain where there is no terminal or ``NO_COLOR`` is set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.report.facts import Facts, Table
+from autotune.report.markdown import used_columns
+from autotune.report.plot import CHOSEN, OTHER, points
+from autotune.report.run_view import RunView
+from autotune.report.scatter import Point, draw
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROW = 90
+"""Below this many columns a table keeps its first columns and its last one."""
+BEST = 8
+"""Rows of a table before it refers to report.md."""
+FILE_WIDTH = 120
+"""Width where the output is no terminal and COLUMNS is not set."""
+
+
+def console() -> Console:
+    """A console on stdout as it is now: its width, its encoding, with colour only where that is wanted."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH
+    return Console(width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def print_result(view: RunView, facts: Facts) -> None:
+    """The answer of a run, boxed, with what supports it and where the rest lies."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    out = console()
+    grid = Grid.grid(padding=(0, 2))
+    for name, text in facts.answer:
+        grid.add_row(Text(name, style="dim"), Text(text))
+    parts: list[Text | Grid] = [Text(facts.headline, style="bold"), Text(facts.verdict), Text(), grid]
+    if facts.patch:
+        parts += [Text(), *(Text(f"cfg.model.{name} = {literal}", style="green") for name, literal in facts.patch)]
+    out.print(Panel(Group(*parts), box=box.SQUARE, title="autotune", title_align="left", width=min(out.width, 110)))
+    print_plot(out, points(view.recommendation), view.recommendation.mem_target_bytes / 1e9)
+    for warning in facts.warnings:
+        out.print(Text(f"warning: {warning}", style="yellow"))
+    for table in (facts.at_risk, facts.certificate, facts.breakpoints, facts.remedies, facts.trials):
+        print_table(out, table, rest=view.folder / "report.md")
+    if facts.claims:
+        out.print(Text("\nWhat this does not prove", style="bold"))
+        for claim in facts.claims:
+            out.print(Text(f"- {claim}"))
+    names = ("patch.py", "overrides.txt", "report.md", "recommendation.json")
+    written = ", ".join(name for name in names if (view.folder / name).is_file())
+    out.print(Text(f"\nWritten to {view.folder}: {written}"))
+
+
+def print_plot(out: Console, found: Sequence[Point], limit_gb: float | None) -> None:
+    """Peak memory against replay time, with the limit; nothing where there is no point."""
+    from rich.text import Text
+
+    lines = draw(
+        found,
+        y_line=limit_gb,
+        width=min(out.width, 100),
+        height=12,
+        x_title="replay, ms a step",
+        y_title=f"peak in GB against replay time ({CHOSEN} chosen, {OTHER} other settings)",
+        line_name="limit",
+    )
+    if lines:
+        out.print()
+    for line in lines:
+        out.print(Text(line), no_wrap=True, overflow="crop")
+
+
+def print_table(out: Console, table: Table, *, rest: Path | None = None, most: int = BEST) -> None:
+    """A table with its title and note; an empty one is left out, a long one ends with where the rest is."""
+    from rich import box
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    if not table.rows:
+        return
+    shown = used_columns(table)
+    if out.width < NARROW and len(shown) > 4:
+        shown = [*shown[:3], shown[-1]]
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index in shown:
+        grid.add_column(table.columns[index], overflow="fold", justify="right" if _is_figure(table, index) else "left")
+    kept = table.rows if rest is None else table.rows[:most]
+    for row in kept:
+        grid.add_row(*(Text(row[index]) for index in shown))
+    out.print(Text(f"\n{table.title}", style="bold"))
+    out.print(Text(table.note, style="dim"))
+    out.print(grid)
+    if len(kept) < len(table.rows):
+        out.print(Text(f"{len(table.rows) - len(kept)} more in {rest}", style="dim"))
+
+
+def _is_figure(table: Table, index: int) -> bool:
+    return all(row[index][:1] in "+-<>0123456789" for row in table.rows)

@@ -1,0 +1,23 @@
+"""Expected failures are one line and know their exit status."""
+
+from __future__ import annotations
+
+from autotune.errors import AutotuneError, ExitStatus, NoBoundaryError, RequestError, StoppedError
+
+
+def test_request_error_states_setting_value_rule_and_way_out() -> None:
+    error = RequestError("model.num_layers", -3, "has to be positive", "give the number of layers")
+    assert str(error) == "model.num_layers=-3: has to be positive; give the number of layers"
+    assert (error.setting, error.value) == ("model.num_layers", -3)
+
+
+def test_request_error_without_value() -> None:
+    assert str(RequestError("--resume", None, "no run named", "give --out")) == "--resume: no run named; give --out"
+
+
+def test_exit_statuses_are_the_documented_ones() -> None:
+    assert {status.name: int(status) for status in ExitStatus} == {
+        "OK": 0, "DEFECT": 1, "BAD_REQUEST": 2, "NO_BOUNDARY": 3, "STOPPED": 4,
+    }  # fmt: skip
+    errors: list[type[AutotuneError]] = [RequestError, NoBoundaryError, StoppedError]
+    assert [error.exit_status for error in errors] == [2, 3, 4]
