@@ -1,0 +1,330 @@
+"""What the ledger's terms may be, given what trials showed: weighted draws of the physics.
+
+Each draw is one world: a factor for every term group, an offset for every phase and for all of them, a price factor and a chance
+of being inert for every label, and a small own deviation of every boundary. In each world every boundary has a peak (the maximum
+over phases and stages of factor times term, plus offset) and a price. Trials weigh the worlds: passes by how near they came
+(heavy tails), failures one-sided by the bytes they prove. docs/decisions/040-posterior.md says why draws and not a formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autotune.boundary.boundary import Boundary
+from autotune.ledger.prediction import PHASES, Prediction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorSpread:
+    """How wide the worlds are before any trial, as standard deviations.
+
+    Attributes:
+        group: Relative, of a term group's factor; scaled so that the draws of the control are as wide as its interval.
+        offset: Of the offset that all phases share, as a share of the heaviest peak.
+        phase_offset: Of each phase's own offset, likewise.
+        own: Of a boundary's own deviation, likewise: what breaks monotonicity.
+        run: Of one run's peak around the boundary's own, likewise (routing, allocator).
+        price: Of the logarithm of a label's price factor.
+        step: Relative, of a step time between two launches.
+        inert: Chance that a label does nothing.
+        by_chance: Chance that a boundary within the limit fails.
+    """
+
+    group: float = 0.06
+    offset: float = 0.006
+    phase_offset: float = 0.006
+    own: float = 0.003
+    run: float = 0.003
+    price: float = 0.5
+    step: float = 0.03
+    inert: float = 0.05
+    by_chance: float = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakSeen:
+    """A whole run's peak, and its phases where they were reported."""
+
+    boundary: Boundary
+    peak_bytes: int
+    phases: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureSeen:
+    """A failure that proves a peak of more than ``above_bytes``."""
+
+    boundary: Boundary
+    above_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeen:
+    """A step time of a whole run."""
+
+    boundary: Boundary
+    step_ms: float
+
+
+class Posterior:
+    """Draws over all boundaries that have a prediction.
+
+    Args:
+        predictions: Prediction of every launchable boundary.
+        spread: The prior's width.
+        seed: Of all random numbers.
+        draws: How many worlds.
+    """
+
+    def __init__(
+        self,
+        predictions: Mapping[Boundary, Prediction],
+        *,
+        spread: PriorSpread | None = None,
+        seed: int = 0,
+        draws: int = 2000,
+    ) -> None:
+        self._spread = spread or PriorSpread()
+        self._seed = seed
+        self._draws = draws
+        # Sorted, so that the order in which candidates are listed changes nothing.
+        self.boundaries = sorted(predictions, key=lambda b: b.key)
+        self._index = {boundary: i for i, boundary in enumerate(self.boundaries)}
+        self._predictions = [predictions[boundary] for boundary in self.boundaries]
+        self._scale = max(prediction.peak_bytes for prediction in self._predictions)
+        self._labels = sorted({label for boundary in self.boundaries for label in boundary.modules})
+        self._build_points()
+        self._build_prices()
+        self.widened = 1.0
+        self._seen: list[PeakSeen | FailureSeen | StepSeen] = []
+        self._condition()
+
+    # ---- the physics -------------------------------------------------------------------------------------------------
+
+    def _build_points(self) -> None:
+        groups = sorted({g for p in self._predictions for s in p.stages for ph in s.phases for g in ph.terms})
+        column = {group: i for i, group in enumerate(groups)}
+        rows: list[list[float]] = []
+        phases: list[int] = []
+        starts: list[int] = []
+        for prediction in self._predictions:
+            starts.append(len(rows))
+            for phase, terms in _leading_points(prediction):
+                row = [0.0] * len(groups)
+                for group, size in terms.items():
+                    row[column[group]] = size / self._scale
+                rows.append(row)
+                phases.append(PHASES.index(phase) if phase in PHASES else len(PHASES))
+        self._terms = np.array(rows, dtype=np.float64).reshape(len(rows), len(groups))
+        self._phase = np.array(phases, dtype=np.intp)
+        self._starts = np.array(starts, dtype=np.intp)
+
+    def _build_prices(self) -> None:
+        names = sorted({label for p in self._predictions for label in p.replay_ms_by_label} | {_FULL})
+        self._price_names = names
+        table = np.zeros((len(self.boundaries), len(names)))
+        for i, prediction in enumerate(self._predictions):
+            for label, ms in prediction.replay_ms_by_label.items():
+                table[i, names.index(label)] = ms
+            # A price that labels do not explain (full recompute, overlaps) is scaled as one.
+            table[i, names.index(_FULL)] += prediction.replay_ms - sum(prediction.replay_ms_by_label.values())
+        self._price_table = table
+
+    def _condition(self) -> None:
+        """Draw all worlds anew and weigh them by everything seen, from the first to the last."""
+        spread, draws = self._spread, self._draws
+        generator = np.random.default_rng(self._seed)
+        width = self.widened
+        groups = self._terms.shape[1]
+        factors = generator.standard_normal((groups, draws))
+        offsets = generator.standard_normal((len(PHASES) + 1, draws)) * spread.phase_offset * width
+        shared = generator.standard_normal(draws) * spread.offset * width
+        self._own = generator.standard_normal((len(self.boundaries), draws)) * spread.own * width
+        self._inert = generator.random((len(self._labels), draws)) < spread.inert
+        self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price * width)
+        self._factors = 1 + factors * (spread.group * self._calibration() * width)
+        self._offsets = offsets + shared
+        self._rebuild_peaks()
+        self._weights = np.full(draws, 1 / draws)
+        for seen in self._seen:
+            self._weigh(seen)
+            if self.effective_draws < draws / 10:
+                self._rejuvenate(generator)
+
+    def _calibration(self) -> float:
+        """Scale of the group factors that makes the draws as wide as the ledger's own intervals (median over boundaries)."""
+        spread, ratios = self._spread, []
+        for i, prediction in enumerate(self._predictions):
+            stop = self._starts[i + 1] if i + 1 < len(self._starts) else len(self._terms)
+            rows = self._terms[self._starts[i] : stop]
+            terms = rows[int(np.argmax(rows.sum(axis=1)))]
+            ours = spread.group * float(np.sqrt((terms**2).sum()))
+            theirs = (prediction.peak_p95_bytes - prediction.peak_bytes) / 1.645 / self._scale
+            rest = spread.offset**2 + spread.phase_offset**2 + spread.own**2
+            if ours > 0:
+                ratios.append(math.sqrt(max(theirs**2 - rest, (theirs / 4) ** 2)) / ours)
+        return float(np.median(ratios)) if ratios else 1.0
+
+    def _rebuild_peaks(self) -> None:
+        self._points = self._terms @ self._factors + self._offsets[self._phase]
+        self._plain = np.maximum.reduceat(self._points, self._starts, axis=0) + self._own
+        self._peaks = self._plain.copy()
+        self._prices = self._price_table @ self._price
+        for i, label in enumerate(self._labels):
+            worlds = np.flatnonzero(self._inert[i])
+            if not len(worlds):
+                continue
+            for j, boundary in enumerate(self.boundaries):
+                if label not in boundary.modules:
+                    continue
+                without = self._index.get(Boundary.selective(m for m in boundary.modules if m != label))
+                if without is not None:
+                    self._peaks[j, worlds] = self._plain[without, worlds]
+                    self._prices[j, worlds] = (self._price_table[without] @ self._price)[worlds]
+
+    # ---- what was seen -----------------------------------------------------------------------------------------------
+
+    def see(self, seen: Sequence[PeakSeen | FailureSeen | StepSeen]) -> None:
+        """Condition on observations. One that the worlds call a surprise widens the prior, and all is weighed again."""
+        known = [s for s in seen if s.boundary in self._index]
+        for one in known:
+            if isinstance(one, PeakSeen):
+                mean, deviation = self.peak(one.boundary)
+                if abs(one.peak_bytes - mean) > 2.5 * max(deviation, self._spread.run * self._scale):
+                    self.widened = min(self.widened * 1.5, 4.0)
+            elif isinstance(one, FailureSeen) and self.fit(one.boundary, one.above_bytes) > 0.97:
+                self.widened = min(self.widened * 1.5, 4.0)
+        self._seen.extend(known)
+        self._condition()
+
+    def _weigh(self, seen: PeakSeen | FailureSeen | StepSeen) -> None:
+        i, spread = self._index[seen.boundary], self._spread
+        if isinstance(seen, PeakSeen):
+            likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / spread.run)
+            likelihood = likelihood * self._phase_likelihood(i, seen.phases)
+        elif isinstance(seen, FailureSeen):
+            sure = _normal_cdf((self._peaks[i] - seen.above_bytes / self._scale) / spread.run)
+            likelihood = spread.by_chance + (1 - spread.by_chance) * sure
+        else:
+            likelihood = self._step_likelihood(i, seen)
+        weights = self._weights * likelihood
+        total = weights.sum()
+        self._weights = weights / total if total > 0 else self._weights
+
+    def _phase_likelihood(self, i: int, phases: Mapping[str, int]) -> Floats:
+        likelihood: Floats = np.ones(self._draws)
+        stop = self._starts[i + 1] if i + 1 < len(self._starts) else len(self._terms)
+        for number, phase in enumerate(PHASES):
+            rows = [r for r in range(self._starts[i], stop) if self._phase[r] == number]
+            if phase not in phases or not rows:
+                continue
+            ours = self._points[rows].max(axis=0) + self._own[i]
+            # Phases share most of their terms: each counts less than a peak of its own would.
+            likelihood = likelihood * np.sqrt(_heavy_tail((ours - phases[phase] / self._scale) / (2 * self._spread.run)))
+        return likelihood
+
+    def _step_likelihood(self, i: int, seen: StepSeen) -> Floats:
+        """How near each world's price differences come to the steps; the base of the step is free in every world."""
+        earlier = [s for s in self._seen[: self._seen.index(seen)] if isinstance(s, StepSeen)]
+        if not earlier:
+            return np.ones(self._draws)
+        bases = np.mean([s.step_ms - self._prices[self._index[s.boundary]] for s in earlier], axis=0)
+        width = self._spread.step * seen.step_ms * math.sqrt(1 + 1 / len(earlier))
+        return _heavy_tail((bases + self._prices[i] - seen.step_ms) / width)
+
+    def _rejuvenate(self, generator: np.random.Generator) -> None:
+        """Draw the worlds again by weight and shake them, keeping mean and spread (Liu and West 2001, a = 0.97)."""
+        a = 0.97
+        chosen = generator.choice(self._draws, size=self._draws, p=self._weights)
+        self._inert = self._inert[:, chosen]
+        for name in ("_factors", "_offsets", "_own", "_price"):
+            values = getattr(self, name)
+            values = np.log(values) if name == "_price" else values
+            mean = values @ self._weights
+            deviation = np.sqrt(np.maximum(((values - mean[:, None]) ** 2) @ self._weights, 0))
+            noise = generator.standard_normal(values.shape) * deviation[:, None] * math.sqrt(1 - a * a)
+            values = a * values[:, chosen] + (1 - a) * mean[:, None] + noise
+            setattr(self, name, np.exp(values) if name == "_price" else values)
+        self._weights = np.full(self._draws, 1 / self._draws)
+        self._rebuild_peaks()
+
+    # ---- questions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def effective_draws(self) -> float:
+        """1 / sum of squared weights."""
+        return float(1 / (self._weights**2).sum())
+
+    def knows(self, boundary: Boundary) -> bool:
+        """Whether a boundary has a prediction."""
+        return boundary in self._index
+
+    def peak(self, boundary: Boundary) -> tuple[float, float]:
+        """Mean and standard deviation of a boundary's peak, in bytes."""
+        values = self._peaks[self._index[boundary]]
+        mean = float(values @ self._weights)
+        deviation = math.sqrt(max(float(((values - mean) ** 2) @ self._weights), 0.0))
+        return mean * self._scale, deviation * self._scale
+
+    def fit(self, boundary: Boundary, limit_bytes: int) -> float:
+        """Probability that one more run of a boundary stays within the limit."""
+        values = self._peaks[self._index[boundary]]
+        return float(_normal_cdf((limit_bytes / self._scale - values) / self._spread.run) @ self._weights)
+
+    def price_ms(self, boundary: Boundary) -> float:
+        """Mean replay price of a boundary."""
+        return float(self._prices[self._index[boundary]] @ self._weights)
+
+    def gain(self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float) -> tuple[float, float]:
+        """What launching a boundary may gain over the answer.
+
+        Returns:
+            Expected saving (ms a step, counting only worlds where it is within the limit and cheaper), and the probability that
+            it is within the limit and cheaper by more than ``worth`` of a step.
+        """
+        i, j = self._index[boundary], self._index[answer]
+        fits = _normal_cdf((limit_bytes / self._scale - self._peaks[i]) / self._spread.run)
+        saving = self._prices[j] - self._prices[i]
+        expected = float((np.maximum(saving, 0) * fits) @ self._weights)
+        return expected, float(((saving > worth * step_ms) * fits) @ self._weights)
+
+
+def _leading_points(prediction: Prediction) -> list[tuple[str, Mapping[str, int]]]:
+    """The points that can bind: of each phase its two heaviest, within 20 % of the peak; the heaviest always."""
+    by_phase: dict[str, list[tuple[int, Mapping[str, int]]]] = {}
+    for stage in prediction.stages:
+        for point in stage.phases:
+            by_phase.setdefault(point.phase, []).append((point.peak_bytes, point.terms))
+    found = []
+    for phase, points in sorted(by_phase.items()):
+        points.sort(key=lambda p: -p[0])
+        found += [(size, phase, terms) for size, terms in points[:2] if size > 0.8 * prediction.peak_bytes]
+    if not found:
+        return [(prediction.phase, {"all": prediction.peak_bytes})]
+    return [(phase, terms) for _, phase, terms in found]
+
+
+def _heavy_tail(z: Floats) -> Floats:
+    """Student's t with 4 degrees of freedom, up to a constant: one bad reading does not rule every world out."""
+    return (1 + z * z / 4) ** -2.5
+
+
+def _normal_cdf(z: Floats) -> Floats:
+    """Normal distribution function by Abramowitz and Stegun 7.1.26 (error < 2e-7)."""
+    x = np.abs(z) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    half = 0.5 * poly * np.exp(-x * x)
+    return np.where(z >= 0, 1 - half, half)
