@@ -1,0 +1,309 @@
+"""The survival rule: which saved storages a recompute setting holds at each moment of a surveyed step.
+
+A storage is held while some entry or some checkpoint input holds it, unless a discarded output vanishes it:
+
+- an entry counts unless a checkpoint around it has finished its forward pass and is not yet restored;
+- the inputs of an outermost checkpoint count from its forward pass until its gradient is complete;
+- the outputs of a ``CheckpointWithoutOutput`` vanish, whoever saved them, from the discard to the restore.
+
+Beside these, three terms hang on the setting: recomputed outputs that nobody saves and the checkpoint keeps
+(tensor_parallel/random.py:CheckpointFunction.backward holds ``outputs``, CheckpointWithoutOutputFunction.backward
+``ctx.outputs``), and the inputs of a checkpoint whose recomputed graph a module keeps beyond the step (``retained.py``).
+Nothing is added label by label: storages shared between regions are counted once, in whatever combination.
+
+The same walk fits the floors of a recorded base (``normalise.py``) and predicts another setting (``phase_peaks.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.boundary.boundary import Boundary
+from autotune.trial.survey.timeline import (
+    BACKWARD_END,
+    BACKWARD_OUT,
+    BACKWARD_START,
+    DISCARD,
+    FORWARD_IN,
+    FORWARD_OUT,
+    MODEL_OUT,
+    RESTORE,
+    UNIT_IN,
+    Kind,
+    Timeline,
+)
+
+Peak = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What one checkpoint call of a setting covers: a region, or the layers ``first`` to ``last`` of a uniform chunk."""
+
+    first: int
+    last: int
+    kind: Kind
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kept_output_bytes: int
+    """Recomputed outputs that nothing inside saves: the checkpoint keeps them alive while its gradient is computed."""
+    retained_key: int | None
+    retained_bytes: int
+
+
+class Index:
+    """What the walk looks up of a timeline, built once for all settings."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.entries_at: dict[int, list[int]] = defaultdict(list)
+        self.unit_storages: dict[int, set[int]] = defaultdict(set)
+        saved_within: dict[int, set[int]] = defaultdict(set)
+        for entry in timeline.entries:
+            self.entries_at[entry.moment].append(entry.storage)
+            self.unit_storages[entry.unit].add(entry.storage)
+            region = entry.region
+            while region >= 0:
+                saved_within[region].add(entry.storage)
+                region = timeline.regions[region].parent
+        for number, region_ in enumerate(timeline.regions):
+            self.unit_storages[region_.unit].update(region_.inputs, region_.outputs)
+        self._kept_output_bytes = [
+            sum(timeline.storage_bytes[storage] for storage in set(region.outputs) - saved_within[number])
+            for number, region in enumerate(timeline.regions)
+        ]
+        self.batch_of_unit: dict[int, list[int]] = defaultdict(list)
+        for storage, unit in timeline.batch_storages:
+            self.batch_of_unit[unit].append(storage)
+            self.unit_storages[unit].add(storage)
+        self.forward_in: dict[int, int] = {}
+        self.forward_out: dict[int, int] = {}
+        for number, moment in enumerate(timeline.moments):
+            if moment.kind == FORWARD_IN:
+                self.forward_in[moment.region] = number
+            elif moment.kind == FORWARD_OUT:
+                self.forward_out[moment.region] = number
+
+    def groups(self, boundary: Boundary) -> list[Group]:
+        """The checkpoint calls that a setting makes in this step, in no particular order."""
+        regions = self.timeline.regions
+        if boundary.granularity != "full":
+            return [self._group(i, i, (i,)) for i, region in enumerate(regions) if region.label in boundary.modules]
+        size = boundary.num_layers or 1
+        groups = []
+        for unit in sorted({region.unit for region in regions}):
+            layers = self.timeline.layers_of_unit(unit)
+            if boundary.method == "uniform":
+                chunks = [layers[start : start + size] for start in range(0, len(layers), size)]
+            else:
+                chunks = [(layer,) for layer in layers[:size]]
+            groups += [self._group(chunk[0], chunk[-1], chunk) for chunk in chunks]
+        return groups
+
+    def _group(self, first: int, last: int, members: tuple[int, ...]) -> Group:
+        regions = self.timeline.regions
+        retains = regions[first].kind == "C" and any(regions[i].retains for i in members)
+        return Group(
+            first=first,
+            last=last,
+            kind=regions[first].kind,
+            inputs=regions[first].inputs,
+            outputs=regions[last].outputs,
+            kept_output_bytes=self._kept_output_bytes[last],
+            retained_key=regions[first].ordinal if retains else None,
+            retained_bytes=2 * regions[first].gradient_input_bytes if retains else 0,
+        )
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A checkpoint's forward pass that is under way, and what to take back when it is over."""
+
+    group: Group
+    entry_bytes: int
+    undo: list[tuple[Callable[[int], None], int]] = field(default_factory=list)
+
+
+class Survival:
+    """Walks the moments of a timeline under one setting and keeps the bytes that the setting holds.
+
+    Args:
+        index: Of the timeline.
+        boundary: The setting.
+        level_floor, peak_floor: Floor after, and highest floor before, each moment; may be filled while the walk goes on.
+        peak: Called with (phase, bytes) for every level that the setting reaches.
+    """
+
+    def __init__(
+        self, index: Index, boundary: Boundary, level_floor: list[int], peak_floor: list[int], peak: Peak | None = None
+    ) -> None:
+        self._index = index
+        self._timeline = index.timeline
+        self._level_floor = level_floor
+        self._peak_floor = peak_floor
+        self._peak = peak
+        self._sizes = index.timeline.storage_bytes
+        self._holders = [0] * len(self._sizes)
+        self._vanished = [0] * len(self._sizes)
+        self._held_bytes = 0
+        self._kept_outputs_bytes = 0
+        self._retained: dict[int, int] = {}
+        self._passes: list[_Pass] = []
+        groups = index.groups(boundary)
+        self._by_first = {group.first: group for group in groups}
+        self._by_last = {group.last: group for group in groups}
+        retaining = self._innermost_retaining(groups)
+        self._retaining = {group.first for group in retaining}
+        for group in retaining:  # Kept since the step before: steady state.
+            assert group.retained_key is not None
+            self._retained[group.retained_key] = group.retained_bytes
+
+    def _innermost_retaining(self, groups: list[Group]) -> list[Group]:
+        """The graph of an inner checkpoint ends at its own inputs, so an outer one around it keeps nothing more."""
+        shadowed: set[int] = set()
+        regions = self._timeline.regions
+        for group in groups:
+            if group.retained_key is None or group.first != group.last:
+                continue
+            parent = regions[group.first].parent
+            while parent >= 0:
+                shadowed.add(parent)
+                parent = regions[parent].parent
+        return [group for group in groups if group.retained_key is not None and group.first not in shadowed]
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that hangs on the setting, now."""
+        return self._held_bytes + self._kept_outputs_bytes + sum(self._retained.values())
+
+    def before(self, number: int) -> None:
+        """The interval that ends at a moment: its tensors are saved, its peak is reached."""
+        for storage in self._index.entries_at.get(number, ()):
+            self._add(storage)
+        if self._peak is not None and not self._passes:
+            self._peak(self._timeline.moments[number].phase, self._peak_floor[number] + self.total_bytes)
+
+    def after(self, number: int) -> None:
+        """What the moment itself changes."""
+        kind, region, unit, phase, _, _ = self._timeline.moments[number]
+        if kind in (FORWARD_IN, FORWARD_OUT, DISCARD):
+            self._forward(number)
+        elif kind == BACKWARD_START:
+            group = self._by_last.get(region)
+            if group is not None and group.kind == "C":
+                self._restore(group, number, phase)
+                self._kept_outputs_bytes += group.kept_output_bytes
+            elif group is not None and self._timeline.restore_shares_storage:
+                self._kept_outputs_bytes += group.kept_output_bytes
+        elif kind == RESTORE:
+            group = self._by_last.get(region)
+            if group is not None:
+                self._restore(group, number, phase)
+                if not self._timeline.restore_shares_storage:
+                    self._kept_outputs_bytes += group.kept_output_bytes
+        elif kind == BACKWARD_END:
+            group = self._by_first.get(region)
+            if group is not None:
+                self._kept_outputs_bytes -= group.kept_output_bytes
+                for storage in group.inputs:
+                    self._drop(storage)
+                if region in self._retaining and group.retained_key is not None:
+                    self._retained[group.retained_key] = group.retained_bytes
+        elif kind == UNIT_IN:
+            for storage in self._index.batch_of_unit.get(unit, ()):
+                self._add(storage)
+        elif kind == MODEL_OUT:
+            for storage in self._index.batch_of_unit.get(unit, ()):
+                self._drop(storage)
+        elif kind == BACKWARD_OUT:
+            for storage in self._index.unit_storages.get(unit, ()):
+                self._clear(storage)
+
+    def _forward(self, number: int, rise_bytes: int = 0) -> None:
+        kind, region, _, phase, _, _ = self._timeline.moments[number]
+        if kind == FORWARD_IN:  # The caller holds the inputs while a region runs, whatever the setting.
+            for storage in self._timeline.regions[region].inputs:
+                self._add(storage)
+            group = self._by_first.get(region)
+            if group is not None:
+                if group.retained_key is not None:
+                    self._retained.pop(group.retained_key, None)
+                self._passes.append(_Pass(group, rise_bytes + self._level_floor[number] + self.total_bytes))
+        elif kind == FORWARD_OUT:
+            if self._passes and self._passes[-1].group.last == region:
+                self._end_pass(region, phase)
+            if region not in self._by_first:  # A checkpoint goes on holding its inputs.
+                for storage in self._timeline.regions[region].inputs:
+                    self._drop(storage)
+        elif kind == DISCARD:
+            group = self._by_last.get(region)
+            if group is not None and group.kind == "W":
+                for storage in group.outputs:
+                    self._vanish(storage)
+
+    def _end_pass(self, region: int, phase: str) -> None:
+        """What the pass saved is taken back: it ran without gradients."""
+        done = self._passes.pop()
+        outer, self._passes = self._passes, []
+        for undo, storage in reversed(done.undo):
+            undo(storage)
+        self._passes = outer
+        first_pass = self._timeline.regions[region].first_pass_bytes
+        if self._peak is not None and first_pass is not None and not self._passes and done.group.first == done.group.last:
+            self._peak(phase, done.entry_bytes + first_pass)
+
+    def _restore(self, group: Group, number: int, phase: str) -> None:
+        """Replay the forward pass of a checkpoint where its gradient is needed, with the checkpoints nested in it."""
+        start, end = self._index.forward_in[group.first], self._index.forward_out[group.last]
+        level = self._level_floor[number] + self.total_bytes
+        rise = level - self._level_floor[start] - self.total_bytes
+        for moment in range(start + 1, end + 1):
+            for storage in self._index.entries_at.get(moment, ()):
+                self._add(storage)
+            if self._peak is not None and not self._passes:
+                self._peak(phase, rise + self._peak_floor[moment] + self.total_bytes)
+            if moment != end:
+                self._forward(moment, rise)
+        if group.last != group.first:
+            for storage in self._timeline.regions[group.last].inputs:
+                self._drop(storage)
+        if group.kind == "W":
+            for storage in group.outputs:
+                self._appear(storage)
+
+    def _add(self, storage: int) -> None:
+        self._holders[storage] += 1
+        if self._holders[storage] == 1 and not self._vanished[storage]:
+            self._held_bytes += self._sizes[storage]
+        if self._passes:
+            self._passes[-1].undo.append((self._drop, storage))
+
+    def _drop(self, storage: int) -> None:
+        if self._holders[storage] == 0:
+            return
+        self._holders[storage] -= 1
+        if self._holders[storage] == 0 and not self._vanished[storage]:
+            self._held_bytes -= self._sizes[storage]
+        if self._passes:
+            self._passes[-1].undo.append((self._add, storage))
+
+    def _vanish(self, storage: int) -> None:
+        self._vanished[storage] += 1
+        if self._vanished[storage] == 1 and self._holders[storage]:
+            self._held_bytes -= self._sizes[storage]
+        if self._passes:
+            self._passes[-1].undo.append((self._appear, storage))
+
+    def _appear(self, storage: int) -> None:
+        if self._vanished[storage] == 0:
+            return
+        self._vanished[storage] -= 1
+        if self._vanished[storage] == 0 and self._holders[storage]:
+            self._held_bytes += self._sizes[storage]
+
+    def _clear(self, storage: int) -> None:
+        if self._holders[storage] and not self._vanished[storage]:
+            self._held_bytes -= self._sizes[storage]
+        self._holders[storage] = self._vanished[storage] = 0
