@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.errors import RequestError
+
 Granularity = Literal["selective", "full"]
 Method = Literal["uniform", "block"]
 
@@ -46,9 +48,16 @@ class Boundary:
 
         A ``recompute_modules`` of None under selective becomes ``["core_attn"]``, as Megatron does.
         Fields that Megatron ignores for the granularity are dropped.
+
+        Raises:
+            RequestError: A granularity that Megatron does not have, or a module list that is no list of names.
         """
         granularity = fields.get("recompute_granularity")
         modules = fields.get("recompute_modules")
+        if granularity not in (None, "selective", "full"):
+            raise RequestError("recompute_granularity", granularity, "is None, selective or full", "choose one of these")
+        if isinstance(modules, str) or not all(isinstance(label, str) for label in modules or ()):
+            raise RequestError("recompute_modules", modules, "is a list of labels", "write for example [core_attn]")
         if granularity is None:
             return cls.off()
         if granularity == "full":

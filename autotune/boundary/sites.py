@@ -1,0 +1,133 @@
+"""On which layers each label has a site, read from the layer specs and constructors of Megatron Core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.boundary.revision import GRAPH_MODULES, Revision
+from autotune.workload.workload import Workload
+
+
+class LayerLike(Protocol):
+    """One layer: its mixer (``attention``, ``mla``, ``gdn``, ``mamba``, ``none``) and its MLP (``dense``, ``moe``, ``none``)."""
+
+    @property
+    def mixer(self) -> str:
+        """The kind of mixer."""
+        ...
+
+    @property
+    def mlp(self) -> str:
+        """The kind of MLP."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """Where one label acts: 0-based layer indices (MTP layers follow the decoder's), or why nowhere."""
+
+    layers: tuple[int, ...]
+    why_none: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    mixer: str
+    mlp: str
+
+
+_HYBRID_SYMBOLS = {
+    # models/hybrid/hybrid_layer_allocation.py:Symbols at 2a75ac12
+    "M": _Layer(mixer="mamba", mlp="none"),
+    "G": _Layer(mixer="gdn", mlp="none"),
+    "*": _Layer(mixer="attention", mlp="none"),
+    "D": _Layer(mixer="mla", mlp="none"),
+    "+": _Layer(mixer="mla", mlp="none"),
+    "-": _Layer(mixer="none", mlp="dense"),
+    "E": _Layer(mixer="none", mlp="moe"),
+}
+
+
+def with_mtp_layers(workload: Workload, layers: Sequence[LayerLike]) -> tuple[LayerLike, ...]:
+    """The decoder's layers, then those of multi-token prediction, which the same labels reach.
+
+    An MTP layer is built from the last decoder layer's spec (gpt_layer_specs.py:get_gpt_mtp_block_spec), or from the
+    pattern after ``/`` in a hybrid model.
+    """
+    depth = workload.model.mtp_num_layers or 0
+    if depth == 0 or not layers:
+        return tuple(layers)
+    parts = (workload.model.hybrid_layer_pattern or "").split("/")
+    inner = [_HYBRID_SYMBOLS[symbol] for symbol in parts[1] if symbol in _HYBRID_SYMBOLS] if len(parts) > 1 else [layers[-1]]
+    return (*layers, *(list(inner) * depth))
+
+
+def label_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revision) -> Mapping[str, Sites]:
+    """Sites of every label this project knows well enough; a label that is absent here has unknown sites."""
+    model = workload.model
+    shared = (model.moe_shared_expert_intermediate_size or 0) > 0
+    hyper = bool(workload.other.get("model.enable_mhc_connections"))
+    return {
+        "core_attn": _where(layers, lambda layer: layer.mixer in ("attention", "mla"), "no layer has an attention core"),
+        "mla_up_proj": _where(layers, lambda layer: layer.mixer == "mla", "no layer has multi-latent attention"),
+        "gdn_norm_out": _where(layers, lambda layer: layer.mixer == "gdn", "no layer is a gated delta net"),
+        "mlp": _where(layers, lambda layer: layer.mlp == "dense", "no layer has a dense MLP (the label skips MoE layers)"),
+        "moe": _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts"),
+        "moe_act": _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts"),
+        "shared_experts": (
+            _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts")
+            if shared
+            else Sites(layers=(), why_none="the model has no shared experts (moe_shared_expert_intermediate_size is not set)")
+        ),
+        "mhc": (
+            Sites(layers=tuple(range(len(layers))))
+            if hyper
+            else Sites(layers=(), why_none="hyper-connections are off (enable_mhc_connections)")
+        ),
+        "layernorm": _layernorm_sites(workload, layers, revision),
+    }
+
+
+def _where(layers: Sequence[LayerLike], acts: Callable[[LayerLike], bool], why_none: str) -> Sites:
+    found = tuple(index for index, layer in enumerate(layers) if acts(layer))
+    return Sites(layers=found, why_none="" if found else why_none)
+
+
+def _layernorm_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revision) -> Sites:
+    """Layers with a norm that is a module of its own and that the label may checkpoint.
+
+    Transformer Engine specs fuse the norm into the next linear layer, but for the MLA input norm and the MoE pre-MLP
+    norm (models/gpt/gpt_layer_specs.py:248-340, models/hybrid/hybrid_layer_specs.py:140-232 at 2a75ac12); the local
+    spec has real norms everywhere (gpt_layer_specs.py:385-460).
+    """
+    hybrid = workload.model.hybrid_layer_pattern is not None
+    if workload.features.transformer_impl == "local" and not hybrid:
+        return Sites(layers=tuple(range(len(layers))))
+    fused_mla_input = bool(workload.other.get("model.mla_down_proj_fusion"))
+    blocked = _graph_blocks_pre_mlp_norm(workload, revision)
+    found = tuple(
+        index
+        for index, layer in enumerate(layers)
+        if (layer.mixer == "mla" and not fused_mla_input) or (layer.mlp == "moe" and not blocked)
+    )
+    if found:
+        return Sites(layers=found)
+    if blocked and any(layer.mlp == "moe" for layer in layers):
+        return Sites(
+            layers=(),
+            why_none="the captured MoE router returns the norm's output as a static buffer, so Megatron Core disables it",
+        )
+    return Sites(layers=(), why_none="every norm is fused into the linear layer after it")
+
+
+def _graph_blocks_pre_mlp_norm(workload: Workload, revision: Revision) -> bool:
+    """transformer_layer.py:456-497 can_recompute_pre_mlp_layernorm_for_cudagraph at 2a75ac12 (from release 0.16)."""
+    model, features = workload.model, workload.features
+    if not revision.has(GRAPH_MODULES) or "moe_router" not in features.cuda_graph_modules or features.cuda_graph_impl == "local":
+        return False
+    if model.moe_shared_expert_intermediate_size is not None and model.moe_shared_expert_overlap:
+        return True
+    preprocess = "moe_preprocess" in features.cuda_graph_modules
+    return not (preprocess and (model.moe_token_dispatcher_type == "alltoall" or bool(model.moe_latent_size)))
