@@ -1,0 +1,70 @@
+"""Which backend a request runs on, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.engine.request import Request
+from autotune.errors import RequestError
+from autotune.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A backend by name, with the line that says why it."""
+
+    name: str
+    why: str
+
+
+def choose(request: Request, workload: Workload) -> Choice:
+    """The backend of a request; ``auto`` takes gpu, else cpu, else predict.
+
+    Raises:
+        RequestError: The named backend cannot run this workload here.
+    """
+    if request.backend == "replay" or (request.backend == "auto" and request.evidence is not None):
+        if request.evidence is None:
+            raise RequestError("--backend", "replay", "replay reads recorded trials", "name them with --evidence FILE[:TABLE]")
+        return Choice(name="replay", why=f"replay: recorded trials of {request.evidence}")
+    if request.backend == "predict":
+        return Choice(name="predict", why="predict: asked for, nothing is launched")
+    no_gpu, no_cpu = _no_gpu(workload), _no_cpu(workload)
+    if request.backend == "gpu":
+        if no_gpu is not None:
+            raise RequestError("--backend", "gpu", no_gpu, "use --backend predict, or run where the GPUs are")
+        return Choice(name="gpu", why="gpu: asked for")
+    if request.backend == "cpu":
+        if no_cpu is not None:
+            raise RequestError("--backend", "cpu", no_cpu, "use a recipe sized for it (autotune recipes), or --backend predict")
+        return Choice(name="cpu", why="cpu: asked for")
+    if no_gpu is None:
+        return Choice(name="gpu", why=f"auto took gpu: {workload.parallel.world_size} GPUs and Megatron Bridge are here")
+    if no_cpu is None:
+        return Choice(name="cpu", why=f"auto took cpu: the recipe is sized for it; not gpu: {no_gpu}")
+    return Choice(name="predict", why=f"auto took predict, nothing is launched; not gpu: {no_gpu}; not cpu: {no_cpu}")
+
+
+def _no_gpu(workload: Workload) -> str | None:
+    """Why the gpu backend cannot run here; None where it can."""
+    here = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if importlib.util.find_spec("autotune.trial.backends.gpu") is None:
+        return f"no GPU trials in this version ({here} GPUs here)"
+    if here == 0:
+        return "no GPU on this machine"
+    if here < workload.parallel.world_size:
+        return f"{here} GPUs here, {workload.parallel.world_size} needed"
+    if importlib.util.find_spec("megatron.bridge") is None:
+        return "megatron-bridge is not installed"
+    return None
+
+
+def _no_cpu(workload: Workload) -> str | None:
+    """Why the cpu backend cannot run this workload; None where it can."""
+    if importlib.util.find_spec("autotune.trial.backends.cpu") is None:
+        return "no CPU trials in this version"
+    if workload.hardware.gpu != "cpu":
+        return f"the recipe is sized for {workload.parallel.world_size} x {workload.hardware.gpu}"
+    return None

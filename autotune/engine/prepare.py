@@ -1,0 +1,111 @@
+"""From a request to a workload with priced candidates. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from autotune.engine.request import Request
+from autotune.errors import NoBoundaryError
+from autotune.ledger.prediction import Coverage
+from autotune.records import digest
+from autotune.search.candidate import Candidate
+from autotune.units import format_gb, format_gb_and_gib
+from autotune.workload.workload import Source, Workload
+
+if TYPE_CHECKING:
+    from autotune.ledger.ledger import Ledger
+    from autotune.workload.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Everything that is known before the first trial."""
+
+    workload: Workload
+    workload_digest: str
+    architecture: Architecture
+    candidates: tuple[Candidate, ...]
+    ledger: Ledger
+    coverage: Coverage
+
+
+def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> Prepared:
+    """Resolve the workload, list its candidates and predict each.
+
+    Raises:
+        RequestError: The recipe, an override or the search space cannot be used.
+    """
+    from autotune.ledger.ledger import Ledger
+    from autotune.search.space import build_candidates
+    from autotune.workload.architecture import classify
+    from autotune.workload.resolve import resolve_workload
+
+    workload = resolve_workload(request.recipe, overrides=request.overrides)
+    architecture = classify(workload)
+    space = None
+    if request.space is not None:
+        from autotune.search.space_file import load_space
+
+        space = load_space(request.space)
+    ledger = Ledger(workload, variant=variant)
+    candidates = tuple(
+        replace(candidate, prediction=ledger.predict(candidate.boundary)) if candidate.status != "invalid" else candidate
+        for candidate in build_candidates(workload, architecture, space=space)
+    )
+    return Prepared(
+        workload=workload,
+        workload_digest=workload_digest(workload),
+        architecture=architecture,
+        candidates=candidates,
+        ledger=ledger,
+        coverage=ledger.coverage(),
+    )
+
+
+def workload_digest(workload: Workload) -> str:
+    """What makes two workloads the same: everything but where they were read from and the recipe's own recompute."""
+    nowhere = Source(kind="file", reference="")
+    return digest(replace(workload, source=nowhere, recipe_recompute={}))
+
+
+def revisions(workload: Workload) -> Mapping[str, str | None]:
+    """The stack of a workload by name."""
+    stack = workload.stack
+    return {
+        "megatron_bridge": stack.megatron_bridge,
+        "megatron_core": stack.megatron_core,
+        "transformer_engine": stack.transformer_engine,
+        "torch": stack.torch,
+        "container": stack.container,
+        "flash_attn": stack.flash_attn,
+    }
+
+
+def remedies_of(workload: Workload) -> tuple[Any, ...]:
+    """Zero-replay levers of the ledger."""
+    from autotune.ledger.remedies import remedies
+
+    return tuple(remedies(workload))
+
+
+def refuse_below_states(prepared: Prepared, limit_bytes: int) -> None:
+    """Stop where weights, gradients and optimizer states alone are over the limit.
+
+    Raises:
+        NoBoundaryError: They are, by more than the ledger's own error on them (2 %).
+    """
+    states = prepared.ledger.states_bytes()
+    if states * 0.98 <= limit_bytes:
+        return
+    levers = [_lever(remedy) for remedy in remedies_of(prepared.workload)][:3]
+    way_out = "levers outside recompute: " + "; ".join(levers or ["more pipeline, tensor or expert parallelism"])
+    raise NoBoundaryError(
+        f"--mem-target={format_gb_and_gib(limit_bytes)}: weights, gradients and optimizer states alone take {format_gb(states)} "
+        f"on the heaviest rank (predicted), no recompute setting changes them; {way_out}"
+    )
+
+
+def _lever(remedy: Any) -> str:
+    return f"{remedy.name} ({format_gb(remedy.saves_bytes)} less, predicted)"
