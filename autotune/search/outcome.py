@@ -95,6 +95,7 @@ class Recommendation:
     recipe: str
     kind: Literal["measured", "switched", "predicted", "replayed"]
     backend: str
+    backend_reason: str = ""
     boundary: Mapping[str, Any] | None
     name: str | None
     mem_target_bytes: int

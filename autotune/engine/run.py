@@ -1,0 +1,175 @@
+"""``run``: from a request to a recommendation, with every trial on disk before the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+from autotune.engine.backends import Choice, choose
+from autotune.engine.conclude import Conclusion, conclude
+from autotune.engine.events import Event, OnEvent, ignore
+from autotune.engine.plan import plan_of
+from autotune.engine.prepare import Prepared, prepare, refuse_below_states
+from autotune.engine.request import Request
+from autotune.engine.run_directory import RunDirectory
+from autotune.engine.search_loop import SearchLoop
+from autotune.errors import RequestError
+from autotune.search.evidence import Evidence, launchable
+from autotune.search.outcome import Recommendation
+from autotune.search.proposal import Sampler, Stop
+from autotune.trial.backends.base import TrialBackend
+from autotune.trial.gates import GateSettings
+
+
+def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
+    """Search, and write the run directory with its ``recommendation.json``.
+
+    Returns:
+        The recommendation; its ``exit_status`` is 0, 3 (no boundary passes) or 4 (stopped before an answer).
+
+    Raises:
+        RequestError: The request is wrong; nothing was written.
+        NoBoundaryError: The limit is below the states alone; nothing was written.
+    """
+    if request.mem_target_bytes is None:
+        raise RequestError("--mem-target", None, "the limit to fit under is missing", "give for example --mem-target 75GB")
+    prepared = prepare(request)
+    workload = prepared.workload
+    choice = choose(request, workload)
+    if choice.name == "cpu":
+        # Trials on a CPU run the stand-ins' kernels, so the ledger has to price those.
+        prepared = prepare(request, variant="stand_in")
+    backend = open_backend(choice.name, request, prepared)
+    try:
+        if backend.name != "replay":
+            refuse_below_states(prepared, request.mem_target_bytes)
+        on_event(Event(kind="workload", text=_workload_line(prepared)))
+        on_event(Event(kind="backend", text=choice.why, data={"backend": choice.name}))
+        for reason in prepared.coverage.reasons:
+            on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
+        return _search(request, prepared, backend, choice, on_event)
+    finally:
+        backend.close()
+
+
+def open_backend(name: str, request: Request, prepared: Prepared) -> TrialBackend:
+    """The backend object of a choice."""
+    if name == "replay":
+        from autotune.trial.backends.replay import ReplayBackend
+        from autotune.trial.backends.tables import load_table
+
+        return ReplayBackend(load_table(cast(str, request.evidence)))
+    if name == "predict":
+        from autotune.trial.backends.predict import PredictBackend
+
+        return PredictBackend(prepared.ledger.predict)
+    if name == "cpu":
+        from autotune.trial.backends.cpu import CpuBackend
+
+        return CpuBackend(prepared.workload, seed=request.seed)
+    raise RequestError("--backend", name, "cannot be opened here", "use --backend predict")
+
+
+def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice: Choice, on_event: OnEvent) -> Recommendation:
+    limit_bytes = cast(int, request.mem_target_bytes)
+    from autotune.search.study import StudyLog
+
+    settings = GateSettings.for_workload(
+        prepared.workload,
+        limit_bytes,
+        mem_metric=request.mem_metric,
+        steady_steps=request.steady_steps,
+        to_the_bit=backend.to_the_bit,
+    )
+    evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
+    sampler = make_sampler(request, prepared, backend, evidence)
+    directory = RunDirectory(out_path(request, prepared), _identity(request, prepared, backend), resume=request.resume)
+    try:
+        directory.write("workload.json", prepared.workload)
+        directory.write("candidates.json", plan_of(prepared, limit_bytes))
+        study = StudyLog(directory.journal, [c.boundary for c in launchable(prepared.candidates)])
+        loop = SearchLoop(
+            backend=backend,
+            sampler=sampler,
+            evidence=evidence,
+            study=study,
+            directory=directory,
+            workload_digest=prepared.workload_digest,
+            world_size=prepared.workload.parallel.world_size,
+            on_event=on_event,
+        )
+        try:
+            stop = loop.run(max_trials=request.max_trials)
+        except KeyboardInterrupt:
+            stop = Stop(outcome="open", text="interrupted")
+        recommendation = conclude(
+            Conclusion(
+                request=request,
+                prepared=prepared,
+                backend=backend,
+                why_backend=choice.why,
+                evidence=evidence,
+                sampler=sampler,
+                stop=stop,
+                run_directory=directory.path,
+            )
+        )
+        directory.write("recommendation.json", recommendation)
+        on_event(Event(kind="finished", text=recommendation.verdict_reason, data={"exit_status": recommendation.exit_status}))
+        return recommendation
+    finally:
+        directory.close()
+
+
+def make_sampler(request: Request, prepared: Prepared, backend: TrialBackend, evidence: Evidence) -> Sampler:
+    """The sampler of a request; predictions need none but the order of the predictions."""
+    if backend.kind == "predicted":
+        from autotune.search.exhaustive import PredictedSampler
+
+        return PredictedSampler(prepared.candidates, evidence)
+    if request.sampler == "exhaustive":
+        from autotune.search.exhaustive import ExhaustiveSampler
+
+        return ExhaustiveSampler(prepared.candidates, evidence, backend.lacks)
+    if request.sampler == "planner":
+        from autotune.search.planner import Planner
+
+        # A study somebody wrote down is read whole; a truth table stands for launches that cost something.
+        exhaust = backend.free and not getattr(getattr(backend, "table", None), "complete", False)
+        return Planner(prepared.candidates, evidence, backend.lacks, seed=request.seed, exhaust=exhaust)
+    from autotune.search.optuna_samplers import OptunaSampler
+
+    return OptunaSampler(request.sampler, prepared.candidates, evidence, backend.lacks, seed=request.seed)
+
+
+def out_path(request: Request, prepared: Prepared) -> Path:
+    """The run directory of a request."""
+    if request.out is not None:
+        return request.out
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in prepared.workload.name)
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _identity(request: Request, prepared: Prepared, backend: TrialBackend) -> Mapping[str, Any]:
+    return {
+        "recipe": prepared.workload.name,
+        "workload": prepared.workload_digest,
+        "mem_target_bytes": request.mem_target_bytes,
+        "mem_metric": request.mem_metric,
+        "backend": backend.name,
+        "evidence": request.evidence,
+        "sampler": request.sampler,
+        "seed": request.seed,
+    }
+
+
+def _workload_line(prepared: Prepared) -> str:
+    source = prepared.workload.source
+    revision = f" at {source.revision}" if source.revision else ""
+    distinct = len(launchable(prepared.candidates))
+    return (
+        f"{prepared.workload.name}: {prepared.architecture.title}; {source.kind} {source.reference}{revision}; "
+        f"{distinct} distinct settings of {len(prepared.candidates)}"
+    )
