@@ -12,6 +12,7 @@ from autotune.boundary.findings import Finding, Findings
 from autotune.boundary.revision import HYBRID_FULL
 from autotune.boundary.rules import RULES
 from autotune.boundary.sites import LayerLike
+from autotune.workload.architecture import classify
 from autotune.workload.workload import Workload
 
 _CONTROL = Boundary.selective()
@@ -43,11 +44,8 @@ class Checker:
         chunk_layers: Sequence[int] | None = None,
     ) -> Checker:
         """Make a checker; the architecture is classified where it is not given."""
-        if architecture is None:
-            from autotune.workload.architecture import classify
-
-            architecture = classify(workload)
-        return cls(build_context(workload, architecture.layers, accepted=accepted, chunk_layers=chunk_layers))
+        layers = classify(workload).layers if architecture is None else architecture.layers
+        return cls(build_context(workload, layers, accepted=accepted, chunk_layers=chunk_layers))
 
     def check(self, boundary: Boundary) -> Findings:
         """Apply every rule of the revision; exactly one status results."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from autotune.boundary.accepted import Accepted, accepted_labels, installed_core
 from autotune.boundary.revision import Revision, release_tuple, resolve_revision
-from autotune.boundary.sites import LayerLike, Sites, label_sites, with_mtp_layers
+from autotune.boundary.sites import LayerLike, Sites, label_sites, mtp_depth, with_mtp_layers
+from autotune.workload.pipeline import stages
 from autotune.workload.workload import Workload
 
 _GDN_VARIANTS = ("gdn", "gdn2", "gated_delta_net")
@@ -34,16 +35,13 @@ class Context:
     quantized: bool
     gated_delta_net: bool
     moe_layer_recompute: bool
+    mtp_layers: int
+    absorbed_mla: bool
 
     @property
     def max_chunk_layers(self) -> int:
         """Layers of the longest pipeline chunk."""
         return max(self.chunk_layers, default=0)
-
-    @property
-    def mtp_layers(self) -> int:
-        """Depth of multi-token prediction."""
-        return self.workload.model.mtp_num_layers or 0
 
 
 def build_context(
@@ -86,10 +84,10 @@ def build_context(
         quantized=bool(workload.precision.fp8 or workload.precision.fp4),
         gated_delta_net=(workload.model.experimental_attention_variant or "") in _GDN_VARIANTS,
         moe_layer_recompute=bool(workload.other.get("model.moe_layer_recompute")),
+        mtp_layers=mtp_depth(workload),
+        absorbed_mla=any(layer.mixer == "dsa" for layer in layers),
     )
 
 
 def _chunks(workload: Workload) -> tuple[int, ...]:
-    from autotune.workload.pipeline import stages
-
     return tuple(len(chunk) for stage in stages(workload) for chunk in stage.chunks)

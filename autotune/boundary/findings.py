@@ -8,18 +8,24 @@ from typing import Literal
 from autotune.boundary.boundary import Boundary
 
 Outcome = Literal["invalid", "not_checkable", "no_effect", "same_as", "note"]
+CheckedIn = Literal["config", "run", "bridge"]
 Status = Literal["distinct", "same_as", "no_effect", "invalid", "not_checkable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one named rule says. ``labels`` are those it speaks of, ``source`` the file and line the rule was read from."""
+    """What one named rule says.
+
+    ``labels`` are those it speaks of, ``source`` the file and line the rule was read from, ``checked_in`` who enforces
+    it: Megatron's configuration check, the run itself, or Megatron Bridge.
+    """
 
     rule: str
     outcome: Outcome
     message: str
     source: str
     labels: tuple[str, ...] = ()
+    checked_in: CheckedIn = "config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

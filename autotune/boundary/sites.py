@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autotune.boundary.revision import GRAPH_MODULES, Revision
+from autotune.workload.architecture import HYBRID_SYMBOLS, LayerKind, mtp_depths
 from autotune.workload.workload import Workload
 
 
 class LayerLike(Protocol):
-    """One layer: its mixer (``attention``, ``mla``, ``gdn``, ``mamba``, ``none``) and its MLP (``dense``, ``moe``, ``none``)."""
+    """One layer, as ``workload.architecture.LayerKind`` names its mixer and its MLP."""
 
     @property
     def mixer(self) -> str:
@@ -32,22 +33,13 @@ class Sites:
     why_none: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    mixer: str
-    mlp: str
+_LATENT = ("mla", "dsa")
+"""Mixers with MLA's projections; sparse attention builds on absorbed MLA (absorbed_mla.py:182, 837 at 2a75ac12)."""
 
 
-_HYBRID_SYMBOLS = {
-    # models/hybrid/hybrid_layer_allocation.py:Symbols at 2a75ac12
-    "M": _Layer(mixer="mamba", mlp="none"),
-    "G": _Layer(mixer="gdn", mlp="none"),
-    "*": _Layer(mixer="attention", mlp="none"),
-    "D": _Layer(mixer="mla", mlp="none"),
-    "+": _Layer(mixer="mla", mlp="none"),
-    "-": _Layer(mixer="none", mlp="dense"),
-    "E": _Layer(mixer="none", mlp="moe"),
-}
+def mtp_depth(workload: Workload) -> int:
+    """Multi-token prediction layers: as the field says, or as a hybrid pattern spells them after ``/``."""
+    return workload.model.mtp_num_layers or mtp_depths(workload.model.hybrid_layer_pattern or "")
 
 
 def with_mtp_layers(workload: Workload, layers: Sequence[LayerLike]) -> tuple[LayerLike, ...]:
@@ -56,12 +48,12 @@ def with_mtp_layers(workload: Workload, layers: Sequence[LayerLike]) -> tuple[La
     An MTP layer is built from the last decoder layer's spec (gpt_layer_specs.py:get_gpt_mtp_block_spec), or from the
     pattern after ``/`` in a hybrid model.
     """
-    depth = workload.model.mtp_num_layers or 0
+    depth = mtp_depth(workload)
     if depth == 0 or not layers:
         return tuple(layers)
-    parts = (workload.model.hybrid_layer_pattern or "").split("/")
-    inner = [_HYBRID_SYMBOLS[symbol] for symbol in parts[1] if symbol in _HYBRID_SYMBOLS] if len(parts) > 1 else [layers[-1]]
-    return (*layers, *(list(inner) * depth))
+    pattern = (workload.model.hybrid_layer_pattern or "").partition("/")[2].partition("/")[0]
+    inner: list[LayerLike] = [LayerKind(*HYBRID_SYMBOLS[symbol]) for symbol in pattern if symbol in HYBRID_SYMBOLS]
+    return (*layers, *((inner or [layers[-1]]) * depth))
 
 
 def label_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revision) -> Mapping[str, Sites]:
@@ -70,8 +62,8 @@ def label_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revis
     shared = (model.moe_shared_expert_intermediate_size or 0) > 0
     hyper = bool(workload.other.get("model.enable_mhc_connections"))
     return {
-        "core_attn": _where(layers, lambda layer: layer.mixer in ("attention", "mla"), "no layer has an attention core"),
-        "mla_up_proj": _where(layers, lambda layer: layer.mixer == "mla", "no layer has multi-latent attention"),
+        "core_attn": _where(layers, lambda layer: layer.mixer in ("attention", *_LATENT), "no layer has an attention core"),
+        "mla_up_proj": _where(layers, lambda layer: layer.mixer in _LATENT, "no layer has multi-latent attention"),
         "gdn_norm_out": _where(layers, lambda layer: layer.mixer == "gdn", "no layer is a gated delta net"),
         "mlp": _where(layers, lambda layer: layer.mlp == "dense", "no layer has a dense MLP (the label skips MoE layers)"),
         "moe": _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts"),
@@ -110,7 +102,7 @@ def _layernorm_sites(workload: Workload, layers: Sequence[LayerLike], revision: 
     found = tuple(
         index
         for index, layer in enumerate(layers)
-        if (layer.mixer == "mla" and not fused_mla_input) or (layer.mlp == "moe" and not blocked)
+        if (layer.mixer in _LATENT and not fused_mla_input) or (layer.mlp == "moe" and not blocked)
     )
     if found:
         return Sites(layers=found)

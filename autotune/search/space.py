@@ -17,6 +17,7 @@ from autotune.boundary.legacy import read_settings
 from autotune.errors import RequestError
 from autotune.search.candidate import Candidate
 from autotune.search.space_file import Condition, SpaceFile, SpaceLabel, space_of_class
+from autotune.workload.architecture import materialises_scores
 from autotune.workload.workload import Workload
 
 MAX_COMBINED_LABELS = 8
@@ -127,18 +128,13 @@ def _few_sites(context: Context, label: str) -> bool:
     return sites is not None and 0 < len(sites.layers) * 10 < context.workload.model.num_layers
 
 
-def _unfused(context: Context, _: str) -> bool:
-    features = context.workload.features
-    return features.transformer_impl == "local" or features.attention_backend in ("unfused", "local")
-
-
 def _graph_captured(context: Context, label: str) -> bool:
     scopes = {"core_attn": "attn", "mlp": "mlp", "moe": "moe"}
     return context.graphs_on and (context.whole_layer_captured or scopes.get(label) in context.captured)
 
 
 _CONDITIONS: Mapping[Condition, Callable[[Context, str], bool]] = {
-    "unfused_attention": _unfused,
+    "unfused_attention": lambda context, _: materialises_scores(context.workload),
     "context_parallel": lambda context, _: context.workload.parallel.context_parallel_size > 1,
     "graph_captured": _graph_captured,
     "few_sites": _few_sites,

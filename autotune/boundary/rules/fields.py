@@ -29,7 +29,7 @@ def full_without_num_layers(_: Context, boundary: Boundary) -> str | None:
     return "full recompute needs recompute_num_layers" if boundary.num_layers is None else None
 
 
-@rule("invalid", "core/recompute.py:checkpointed_forward (the group loop never advances)", granularity="full")
+@rule("invalid", "core/recompute.py:checkpointed_forward (the group loop never advances)", granularity="full", checked_in="run")
 def full_num_layers_below_one(_: Context, boundary: Boundary) -> str | None:
     """Megatron does not check the lower end: uniform with 0 loops for ever, below 0 is meaningless."""
     if boundary.num_layers is None or boundary.num_layers >= 1:

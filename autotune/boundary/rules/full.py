@@ -11,7 +11,7 @@ from autotune.boundary.revision import HYBRID_FULL, HYPER_CONNECTIONS, UNIFORM_C
 from autotune.boundary.rules.rule import rule
 
 
-@rule("invalid", "transformer/multi_token_prediction.py:1452-1454", granularity="full")
+@rule("invalid", "transformer/multi_token_prediction.py:1452-1454", granularity="full", checked_in="run")
 def mtp_uniform_groups(context: Context, boundary: Boundary) -> str | None:
     """Asserted only at run time, so it is refused here before the launch."""
     if not context.mtp_layers or boundary.method != "uniform" or boundary.num_layers in (None, 1):
@@ -27,7 +27,13 @@ def mtp_block_not_covered(context: Context, boundary: Boundary) -> str | None:
     return "MTP layer not covered: block recompute skips multi-token prediction"
 
 
-@rule("invalid", "transformer/transformer_block.py before commit 9054192b", granularity="full", until=UNIFORM_CLAMP)
+@rule(
+    "invalid",
+    "transformer/transformer_block.py before commit 9054192b",
+    granularity="full",
+    until=UNIFORM_CLAMP,
+    checked_in="run",
+)
 def uniform_groups_not_clamped(context: Context, boundary: Boundary) -> str | None:
     """The last group ran past the end of the chunk and raised IndexError."""
     if boundary.method != "uniform" or not boundary.num_layers or boundary.num_layers < 1:

@@ -33,7 +33,13 @@ def ep_overlap_moe(context: Context, _: Boundary) -> str | None:
     return "moe cannot be recomputed with overlap_moe_expert_parallel_comm; moe_act and layernorm can"
 
 
-@rule("invalid", "Megatron Bridge 600d069b training/comm_overlap.py:510", labels=("moe",), until=EP_OVERLAP_NAMES_MOE)
+@rule(
+    "invalid",
+    "Megatron Bridge 600d069b training/comm_overlap.py:510",
+    labels=("moe",),
+    until=EP_OVERLAP_NAMES_MOE,
+    checked_in="bridge",
+)
 def bridge_ep_overlap_moe(context: Context, _: Boundary) -> str | None:
     """Before Megatron Core checked it, Bridge did: the overlapped schedule calls the parts of MoELayer, not its forward."""
     if not context.workload.features.overlap_moe_expert_parallel_comm:

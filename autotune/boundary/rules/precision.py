@@ -39,12 +39,10 @@ def fp8_transformer_engine_unknown(context: Context, boundary: Boundary) -> str 
     return f"{_named(boundary)} under FP8 needs Transformer Engine >= 2.6.0.dev0, and the workload names no version"
 
 
-@rule("invalid", "transformer/experimental_attention_variant/absorbed_mla.py:661-663", labels=("mla_up_proj",))
+@rule("invalid", "transformer/experimental_attention_variant/absorbed_mla.py:661-663", labels=("mla_up_proj",), checked_in="run")
 def absorbed_mla_quantized(context: Context, _: Boundary) -> str | None:
     """Absorbed MLA (sparse attention variants) asserts at run time that nothing is quantized."""
-    model = context.workload.model
-    absorbed = model.experimental_attention_variant == "dsa" or "D" in (model.hybrid_layer_pattern or "").split("/")[0]
-    if not absorbed or not context.quantized:
+    if not context.absorbed_mla or not context.quantized:
         return None
     return "mla_up_proj on absorbed MLA does not work under FP8 or FP4"
 

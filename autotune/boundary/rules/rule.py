@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
 from autotune.boundary.context import Context
-from autotune.boundary.findings import Finding, Outcome
+from autotune.boundary.findings import CheckedIn, Finding, Outcome
 from autotune.boundary.revision import Since
 
 Condition = Callable[[Context, Boundary], str | None]
@@ -19,7 +19,9 @@ class Rule:
 
     ``condition`` returns the message where the rule has something to say, else None. ``since`` is the first revision
     the rule holds for (None: every supported one, 0.16 and later), ``until`` the first it no longer holds for.
-    ``labels`` limits it to selective boundaries with one of them, ``granularity`` to one granularity.
+    ``labels`` limits it to selective boundaries with one of them, ``granularity`` to one granularity. ``checked_in``
+    says who enforces it: Megatron's configuration check (which the installed validator can confirm or deny), the run
+    itself, or Megatron Bridge.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Rule:
     granularity: str | None = None
     since: Since | None = None
     until: Since | None = None
+    checked_in: CheckedIn = "config"
 
     def holds_for(self, context: Context) -> bool:
         """Whether the rule exists in the workload's revision."""
@@ -49,7 +52,14 @@ class Rule:
         message = self.condition(context, boundary)
         if message is None:
             return None
-        return Finding(rule=self.name, outcome=self.outcome, message=message, source=self.source, labels=labels)
+        return Finding(
+            rule=self.name,
+            outcome=self.outcome,
+            message=message,
+            source=self.source,
+            labels=labels,
+            checked_in=self.checked_in,
+        )
 
 
 def rule(
@@ -60,6 +70,7 @@ def rule(
     granularity: str | None = None,
     since: Since | None = None,
     until: Since | None = None,
+    checked_in: CheckedIn = "config",
 ) -> Callable[[Condition], Rule]:
     """Make a rule of a condition; its name is the function's."""
 
@@ -73,6 +84,7 @@ def rule(
             granularity=granularity,
             since=since,
             until=until,
+            checked_in=checked_in,
         )
 
     return make
