@@ -19,7 +19,7 @@ from autotune.report.text import (
     python_fields,
     size,
 )
-from autotune.search.outcome import CertificateRow, Recommendation, ReplayCost
+from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost
 
 Row = tuple[str, ...]
 
@@ -70,8 +70,8 @@ def collect(view: RunView) -> Facts:
         patch=() if view.answer is None else python_fields(view.answer),
         at_risk=_at_risk(recommendation),
         certificate=_certificate(recommendation),
-        breakpoints=_breakpoints(recommendation),
-        remedies=_remedies(recommendation.remedies),
+        breakpoints=breakpoint_table(recommendation.breakpoints),
+        remedies=remedy_table(recommendation.remedies),
         trials=_trials(recommendation),
         contract=contract_rows(view.workload, recommendation, view.answer_trial),
         claims=recommendation.claims,
@@ -181,7 +181,8 @@ def _certificate(recommendation: Recommendation) -> Table:
     )
 
 
-def _breakpoints(recommendation: Recommendation) -> Table:
+def breakpoint_table(breakpoints: Sequence[Breakpoint]) -> Table:
+    """Limits at which the answer changes."""
     return Table(
         title="Breakpoints",
         note="From each limit on, up to the next one, the cheapest setting within it.",
@@ -194,12 +195,13 @@ def _breakpoints(recommendation: Recommendation) -> Table:
                 milliseconds(row.step_ms),
                 row.kind,
             )
-            for row in recommendation.breakpoints
+            for row in breakpoints
         ),
     )
 
 
-def _remedies(remedies: Sequence[Mapping[str, Any]]) -> Table:
+def remedy_table(remedies: Sequence[Mapping[str, Any]]) -> Table:
+    """Levers that replay nothing, as JSON holds them."""
     return Table(
         title="Levers outside recompute",
         note="None is applied; they replay nothing. Savings are predicted.",

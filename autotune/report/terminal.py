@@ -17,10 +17,13 @@ from autotune.report.scatter import Point, draw
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.workload.catalog import CatalogEntry
+
 NARROW = 90
 """Below this many columns a table keeps its first columns and its last one."""
 BEST = 8
 """Rows of a table before it refers to report.md."""
+BOX_WIDTH = 110
 FILE_WIDTH = 120
 """Width where the output is no terminal and COLUMNS is not set."""
 
@@ -29,26 +32,18 @@ def console() -> Console:
     """A console on stdout as it is now: its width, its encoding, with colour only where that is wanted."""
     from rich.console import Console
 
+
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH
     return Console(width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
 
 def print_result(view: RunView, facts: Facts) -> None:
     """The answer of a run, boxed, with what supports it and where the rest lies."""
-    from rich import box
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.table import Table as Grid
     from rich.text import Text
 
     out = console()
-    grid = Grid.grid(padding=(0, 2))
-    for name, text in facts.answer:
-        grid.add_row(Text(name, style="dim"), Text(text))
-    parts: list[Text | Grid] = [Text(facts.headline, style="bold"), Text(facts.verdict), Text(), grid]
-    if facts.patch:
-        parts += [Text(), *(Text(f"cfg.model.{name} = {literal}", style="green") for name, literal in facts.patch)]
-    out.print(Panel(Group(*parts), box=box.SQUARE, title="autotune", title_align="left", width=min(out.width, 110)))
+    patch = tuple(f"cfg.model.{name} = {literal}" for name, literal in facts.patch)
+    print_box(out, (facts.headline, facts.verdict), facts.answer, patch)
     print_plot(out, points(view.recommendation), view.recommendation.mem_target_bytes / 1e9)
     for warning in facts.warnings:
         out.print(Text(f"warning: {warning}", style="yellow"))
@@ -61,6 +56,23 @@ def print_result(view: RunView, facts: Facts) -> None:
     names = ("patch.py", "overrides.txt", "report.md", "recommendation.json")
     written = ", ".join(name for name in names if (view.folder / name).is_file())
     out.print(Text(f"\nWritten to {view.folder}: {written}"))
+
+
+def print_box(out: Console, heading: tuple[str, str], lines: Sequence[tuple[str, str]], code: Sequence[str]) -> None:
+    """A box: a heading of two lines, names with their texts, lines of code."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, 2))
+    for name, text in lines:
+        grid.add_row(Text(name, style="dim"), Text(text))
+    parts: list[Text | Grid] = [Text(heading[0], style="bold"), Text(heading[1]), Text(), grid]
+    if code:
+        parts += [Text(), *(Text(line, style="green") for line in code)]
+    out.print(Panel(Group(*parts), box=box.SQUARE, title="autotune", title_align="left", width=min(out.width, BOX_WIDTH)))
 
 
 def print_plot(out: Console, found: Sequence[Point], limit_gb: float | None) -> None:
@@ -108,3 +120,20 @@ def print_table(out: Console, table: Table, *, rest: Path | None = None, most: i
 
 def _is_figure(table: Table, index: int) -> bool:
     return all(row[index][:1] in "+-<>0123456789" for row in table.rows)
+
+
+def print_recipes(entries: Sequence[CatalogEntry]) -> None:
+    """The catalog as a table."""
+    rows = tuple(
+        (
+            entry.alias,
+            entry.architecture,
+            f"{entry.gpus} x {entry.gpu}" if entry.sized_for == "gpu" else f"{entry.gpus} CPU ranks",
+            entry.title,
+            f"{entry.bridge_function} ({entry.revision})" if entry.bridge_function else "of this project",
+        )
+        for entry in entries
+    )
+    columns = ("alias", "class", "sized for", "what", "Megatron Bridge function")
+    note = "Each can be given to --recipe, and so can every other Bridge recipe by its function's name."
+    print_table(console(), Table(title="Recipes", note=note, columns=columns, rows=rows))

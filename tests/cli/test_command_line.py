@@ -110,7 +110,8 @@ def test_interrupt_is_status_4(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("autotune.workload.catalog.recipes", interrupt)
     status, _, err = invoke("recipes")
-    assert (status, err) == (4, "autotune: interrupted; what was finished is kept, --resume goes on from it\n")
+    assert status == 4
+    assert err.strip() == "autotune: interrupted; what was finished is kept, --resume goes on from it"
 
 
 def test_closed_pipe_is_no_error(command_environment: dict[str, str]) -> None:
