@@ -179,6 +179,8 @@ def run(session: Session) -> None:
 
         def on_train_step_end(self, context: Any) -> None:
             session.step_ended(_first_loss(context.loss_dict), context.grad_norm, bool(context.skipped_iter))
+            if session.stop_after is not None:
+                context.state.cfg.train.train_iters = session.stop_after  # train() reads it before each step.
 
     config = build_config(spec)
     session.config_built(config)

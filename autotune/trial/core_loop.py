@@ -83,6 +83,8 @@ def run(session: Session) -> None:
         )
         succeeded, grad_norm, _ = optimizer.step()
         session.step_ended(_mean_loss(losses), grad_norm, not succeeded)
+        if session.stop_after is not None and step >= session.stop_after:
+            break
     torch.distributed.barrier()
     parallel_state.destroy_model_parallel()
     destroy_num_microbatches_calculator()

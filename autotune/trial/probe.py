@@ -42,6 +42,10 @@ class Probe:
         self._started: Any = None
         self.on_step_start: list[Callable[[int], None]] = []
         """Called with the step before its first phase (the survey's switch)."""
+        self.on_book: list[Callable[[str, int], None]] = []
+        """Called with (phase, peak bytes) whenever a peak has been read and the allocator's is about to be reset."""
+        self.last_iteration: dict[str, Any] = {}
+        """What the last iteration's line says."""
 
     # Phases
 
@@ -61,7 +65,13 @@ class Probe:
         if self.reserved:
             held = self._cuda.max_memory_reserved()
             self.reserved_bytes[self.phase] = max(held, self.reserved_bytes.get(self.phase, 0))
+        for call in self.on_book:
+            call(self.phase, peak)
         self._cuda.reset_peak_memory_stats()
+
+    def note_peak(self, peak_bytes: int) -> None:
+        """Keep a peak of the current phase that someone else has read and reset."""
+        self.peaks_bytes[self.phase] = max(peak_bytes, self.peaks_bytes.get(self.phase, 0))
 
     def take_peaks(self) -> tuple[dict[str, int], dict[str, int]]:
         """Peaks booked since the last take, allocated and reserved by phase."""
@@ -101,8 +111,7 @@ class Probe:
         self._cuda.synchronize()
         peaks, held = self.take_peaks()
         stats = self._cuda.memory_stats()
-        self._lines.write(
-            "iteration",
+        self.last_iteration = dict(
             step=self.step,
             step_ms=self._started[0].elapsed_time(ended),
             host_ms=(time.perf_counter() - self._started[1]) * 1e3,
@@ -117,6 +126,7 @@ class Probe:
             tokens_per_expert=self._tokens,
             **(details or {}),
         )
+        self._lines.write("iteration", **self.last_iteration)
         self.phase = "between_steps"
 
     # Seams

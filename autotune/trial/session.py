@@ -23,6 +23,8 @@ class Session:
         self.counter = counter
         """The counting allocator on a CPU, else None."""
         self.built = False
+        self.stop_after: int | None = None
+        """Set to a step by whoever knows that it is the last; the loop ends there. None runs all of the spec's steps."""
         self.on_config: list[Callable[[Any], None]] = []
         self.on_model: list[Callable[[Any, Any], None]] = []
         self.on_step_end: list[Callable[[int, float | None, float | None], None]] = []
