@@ -79,6 +79,8 @@ def moonlight(**settings: Any) -> Workload:
             "world_size": 8,
             "tensor_model_parallel_size": 2,
             "expert_model_parallel_size": 8,
+            "expert_tensor_parallel_size": 1,
+            "add_bias_linear": False,
             "sequence_parallel": True,
         }
         | settings

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -13,7 +12,9 @@ from typing import Literal
 
 from autotune.boundary.labels import LABELS
 from autotune.boundary.revision import KNOWN_COMMITS, Revision, resolve_revision
+from autotune.boundary.user_cache import cache_folder, read_cache, write_cache
 
+_NUMBER = re.compile(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", re.MULTILINE)
 _CONFIG = "core/transformer/transformer_config.py"
 _NEWEST_RELEASE = (0, 19, 99)
 _NEWEST_COMMITTED = max(committed for committed, _ in KNOWN_COMMITS.values())
@@ -98,11 +99,8 @@ def _from_table(revision: Revision, core: InstalledCore | None) -> Accepted:
 
 def _read_release(package_info: Path) -> str:
     """``0.19.2`` from core/package_info.py (MAJOR, MINOR, PATCH)."""
-    numbers = {}
-    for node in ast.parse(package_info.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant):
-            numbers[node.targets[0].id] = node.value.value
-    return ".".join(str(numbers.get(part, 0)) for part in ("MAJOR", "MINOR", "PATCH"))
+    numbers = dict(_NUMBER.findall(package_info.read_text(encoding="utf-8")))
+    return ".".join(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
 
 
 @cache
@@ -110,26 +108,14 @@ def _installed_set(core: InstalledCore) -> frozenset[str] | None:
     """The installed set, through a small cache file, since parsing three thousand lines takes about 50 ms."""
     stat = core.config_path.stat()
     identity = f"{core.config_path}:{core.release}:{stat.st_size}:{stat.st_mtime_ns}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    entry = root / f"labels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.txt"
-    try:
-        return frozenset(entry.read_text(encoding="utf-8").split())
-    except OSError:
-        pass
+    entry = cache_folder() / f"labels-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    remembered = read_cache(entry)
+    if isinstance(remembered, list) and remembered:
+        return frozenset(remembered)
     found = read_accepted_set(core.config_path.read_text(encoding="utf-8"))
     if found:
-        _remember(entry, found)
+        write_cache(entry, sorted(found))
     return found
-
-
-def _remember(entry: Path, labels: frozenset[str]) -> None:
-    from autotune.records import write_atomically
-
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(entry, "\n".join(sorted(labels)) + "\n")
-    except OSError:
-        return  # a read-only home costs the parse each time, nothing else
 
 
 def read_accepted_set(source: str) -> frozenset[str] | None:
@@ -138,23 +124,21 @@ def read_accepted_set(source: str) -> frozenset[str] | None:
     Returns None where the source has no such check in the form that every release from 0.12 to main of 2026-08-22 has:
     ``allowed_modules = {...}`` followed in the same block by an expression over ``self.recompute_modules``.
     """
+    import ast  # not on the usual path: the answer is remembered
+
+    def literal_strings(statement: ast.stmt) -> frozenset[str]:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Set | ast.List | ast.Tuple):
+            return frozenset()
+        elements = statement.value.elts
+        return frozenset(e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str))
+
+    def mentions_modules(statement: ast.stmt) -> bool:
+        return any(isinstance(node, ast.Attribute) and node.attr == "recompute_modules" for node in ast.walk(statement))
+
     for node in ast.walk(ast.parse(source)):
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            if not isinstance(block, list):
-                continue
-            for index, statement in enumerate(block):
-                labels = _literal_strings(statement)
-                if labels and any(_mentions_modules(later) for later in block[index + 1 : index + 3]):
+            for index, statement in enumerate(block if isinstance(block, list) else ()):
+                labels = literal_strings(statement)
+                if labels and any(mentions_modules(later) for later in block[index + 1 : index + 3]):
                     return labels
     return None
-
-
-def _literal_strings(statement: ast.stmt) -> frozenset[str]:
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Set | ast.List | ast.Tuple):
-        return frozenset()
-    elements = statement.value.elts
-    return frozenset(e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str))
-
-
-def _mentions_modules(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "recompute_modules" for node in ast.walk(statement))

@@ -50,7 +50,11 @@ class Checker:
     def check(self, boundary: Boundary) -> Findings:
         """Apply every rule of the revision; exactly one status results."""
         context = self.context
-        findings = tuple(found for rule in self._rules if (found := rule.apply(context, boundary)) is not None)
+        return self.place(boundary, tuple(f for rule in self._rules if (f := rule.apply(context, boundary)) is not None))
+
+    def place(self, boundary: Boundary, findings: tuple[Finding, ...]) -> Findings:
+        """The status that findings amount to."""
+        context = self.context
         revision = context.accepted.revision if context.accepted.basis == "installed" else context.revision.name
         for decisive in ("invalid", "not_checkable"):
             if any(finding.outcome == decisive for finding in findings):

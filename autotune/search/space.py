@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Protocol
 
@@ -14,6 +13,8 @@ from autotune.boundary.context import Context
 from autotune.boundary.findings import Findings
 from autotune.boundary.labels import LABELS
 from autotune.boundary.legacy import read_settings
+from autotune.boundary.overrule import overruled
+from autotune.boundary.verdict import ValidatorReport
 from autotune.errors import RequestError
 from autotune.search.candidate import Candidate
 from autotune.search.space_file import Condition, SpaceFile, SpaceLabel, space_of_class
@@ -42,6 +43,7 @@ def build_candidates(
     space: SpaceFile | None = None,
     accepted: Accepted | None = None,
     chunk_layers: Sequence[int] | None = None,
+    report: ValidatorReport | None = None,
 ) -> tuple[Candidate, ...]:
     """All candidates of a workload in their seeded order, without predictions.
 
@@ -55,6 +57,8 @@ def build_candidates(
         space: The search space; that of the architecture's class where it is not given.
         accepted: Labels the revision accepts; asked of the installed Megatron Core or the table where not given.
         chunk_layers: Layers of each pipeline chunk; asked of ``workload.pipeline`` where it is not given.
+        report: What the installed Megatron Core says (``boundary.validator.validate`` on the candidates of a first
+            call); it stands above the rules where it is the workload's.
     """
     checker = Checker.of(workload, architecture, accepted=accepted, chunk_layers=chunk_layers)
     space = space or space_of_class(architecture.class_)
@@ -68,7 +72,8 @@ def build_candidates(
     boundaries += _full(checker, space)
     boundaries += _recipes_own(workload)
     unique = dict.fromkeys(boundaries)
-    return _place(checker, sorted(unique, key=lambda boundary: _width(boundary, rank, broad)))
+    ordered_boundaries = sorted(unique, key=lambda boundary: _width(boundary, rank, broad))
+    return _place(lambda boundary: overruled(checker, boundary, report), ordered_boundaries)
 
 
 def candidate_of(findings: Findings, order: int) -> Candidate:
@@ -209,10 +214,11 @@ def _width(boundary: Boundary, rank: Mapping[str, int], broad: frozenset[str]) -
     return group, sum(label in broad for label in boundary.modules), len(places), places, boundary.key
 
 
-def _place(checker: Checker, boundaries: Sequence[Boundary]) -> tuple[Candidate, ...]:
-    candidates = [candidate_of(checker.check(boundary), order) for order, boundary in enumerate(boundaries)]
+def _place(check: Callable[[Boundary], Findings], boundaries: Sequence[Boundary]) -> tuple[Candidate, ...]:
+    """Candidates in order; a boundary that others equal and that is not listed yet follows at the end."""
+    candidates = [candidate_of(check(boundary), order) for order, boundary in enumerate(boundaries)]
     present = {candidate.boundary for candidate in candidates}
-    missing = [c.same_as for c in candidates if c.same_as is not None and c.same_as not in present]
-    for boundary in dict.fromkeys(missing):
-        candidates.append(candidate_of(checker.check(boundary), len(candidates)))
-    return tuple(replace(candidate, order=order) for order, candidate in enumerate(candidates))
+    for boundary in dict.fromkeys(c.same_as for c in candidates if c.same_as is not None):
+        if boundary not in present:
+            candidates.append(candidate_of(check(boundary), len(candidates)))
+    return tuple(candidates)
