@@ -138,8 +138,10 @@ def _runner_up(other: CertificateRow, recommendation: Recommendation) -> str:
 def wall_text(wall: Mapping[str, Any]) -> str:
     """The phase that sets the peak without recompute, and the floor that no setting goes below."""
     place = f"the {wall['phase']} phase of stage {wall['stage']} (rank {wall['rank']})"
-    floor = f"no recompute setting goes below {size(wall['floor_bytes'])} ({wall['floor_phase']})"
-    return f"without recompute {place} sets the peak, {size(wall['peak_bytes'])}; {floor}; predicted"
+    floor = (
+        f"no recompute setting goes below {size(wall['floor_bytes'])}, {wall['floor_phase']} phase of stage {wall['floor_stage']}"
+    )
+    return f"without recompute {place} sets the peak, {size(wall['control_peak_bytes'])}; {floor}; predicted"
 
 
 def _at_risk(recommendation: Recommendation) -> Table:

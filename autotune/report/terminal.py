@@ -32,7 +32,6 @@ def console() -> Console:
     """A console on stdout as it is now: its width, its encoding, with colour only where that is wanted."""
     from rich.console import Console
 
-
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH
     return Console(width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 

@@ -88,6 +88,10 @@ def sample_recommendation() -> Recommendation:
             ),
             Breakpoint(from_bytes=81_000_000_000, name="[]", boundary=CONTROL.to_fields(), kind="predicted", replay_ms=0.0),
         ),
+        wall={
+            "stage": 0, "rank": 0, "phase": "backward", "iteration": "steady", "control_peak_bytes": 78_900_000_000,
+            "floor_bytes": 41_000_000_000, "floor_phase": "optimizer", "floor_stage": 0, "floor_boundary": None,
+        },
         claims=("mock data", "forced router balance"),
         warnings=("no Transformer Engine here | checked by rules",),
         revisions={"megatron_core": "0.19.2"},
