@@ -116,13 +116,15 @@ def read_table(table: Mapping[str, Any], *, name: str, evidence: str) -> Recorde
             raise _bad(evidence, f"{where}: {error if str(error) else type(error).__name__}") from None
         runs.setdefault(boundary, []).extend(found)
     targets = table.get("mem_targets_bytes") or []
+    if not isinstance(targets, list) or not all(isinstance(target, int) for target in targets):
+        raise _bad(evidence, "mem_targets_bytes is no list of whole numbers")
     return RecordedTable(
         name=name,
         runs={boundary: tuple(found) for boundary, found in runs.items()},
         complete=any("runs" in row for row in table["rows"]),
         workload=workload,
         revisions=table.get("revisions") or {},
-        mem_targets_bytes=tuple(int(target) for target in targets),
+        mem_targets_bytes=tuple(targets),
         survey=table.get("survey"),
     )
 
@@ -143,6 +145,11 @@ def _boundary(row: Mapping[str, Any]) -> Boundary:
         raise ValueError(f"granularity {fields['granularity']!r} is neither selective, full nor null")
     if modules is not None and not (isinstance(modules, Sequence) and all(isinstance(m, str) for m in modules)):
         raise ValueError(f"modules {modules!r} is no list of labels")
+    if fields.get("method") not in ("uniform", "block", None):
+        raise ValueError(f"method {fields['method']!r} is neither uniform, block nor null")
+    layers = fields.get("num_layers")
+    if layers is not None and (isinstance(layers, bool) or not isinstance(layers, int)):
+        raise ValueError(f"num_layers {layers!r} is no whole number")
     names = ("granularity", "modules", "method", "num_layers")
     return Boundary.from_fields({f"recompute_{name}": fields.get(name) for name in names})
 
@@ -163,12 +170,15 @@ def _rank(rank: int, source: Mapping[str, Any]) -> RankRecord | None:
     phases = {name: int(value) for name, value in (source.get("phases") or {}).items()}
     if allocated is None and not phases:
         return None
+    iterations = tuple(source.get("iterations") or ())
+    if not all(isinstance(iteration, Mapping) for iteration in iterations):
+        raise ValueError(f"iterations of rank {rank} are no list of mappings")
     return RankRecord(
         rank=rank,
         allocated_peak_bytes=allocated if allocated is not None else max(phases.values()),
         reserved_peak_bytes=_size_bytes(source, "reserved_peak"),
         phases=phases,
-        iterations=tuple(source.get("iterations") or ()),
+        iterations=iterations,
     )
 
 
