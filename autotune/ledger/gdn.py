@@ -1,0 +1,104 @@
+"""Gated Delta Net mixer and its ``gdn_norm_out`` region.
+
+Sources: megatron/core/ssm/gated_delta_net/gdn.py:GatedDeltaNet.forward, common.py:_GDNBase._gated_norm_and_a2a,
+_prepare_input_for_gated_delta_rule at 24bad8e6; flash-linear-attention ops/gated_delta_rule/chunk.py:
+ChunkGatedDeltaRuleFunction.forward (saves q, k, v, the cumulated g in fp32, beta and A, the 64-wide chunk inverse).
+"""
+
+from __future__ import annotations
+
+from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.ops import Op, Region, Tensor, Work
+
+_SOURCE = "ssm/gated_delta_net/gdn.py:GatedDeltaNet.forward at 24bad8e6"
+_FLA = "fla ops/gated_delta_rule/chunk.py:ChunkGatedDeltaRuleFunction.forward"
+_CHUNK = 64
+
+
+def gdn_block(ctx: Context, name: str = "gdn") -> Block:
+    """GDN mixer with its fused input norm."""
+    s, model = ctx.sizes, ctx.workload.model
+    w, n, tp = s.width, s.tokens, s.tp
+    value_heads, key_heads = model.linear_num_value_heads // tp, model.linear_num_key_heads // tp
+    dk, dv = model.linear_key_head_dim, model.linear_value_head_dim
+    qk = key_heads * model.linear_key_head_dim
+    v = value_heads * model.linear_value_head_dim
+    repeated = value_heads * model.linear_key_head_dim
+    projected = 2 * qk + 2 * v + 2 * value_heads
+
+    def kept(suffix: str, nbytes: int, formula: str, group: str = "gdn", source: str = _SOURCE) -> Tensor:
+        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group=group, formula=formula, source=source)
+
+    x = layer_input(ctx, name)
+    norm_out = kept("norm_out", ctx.gemm_input(s.shard_tokens * s.hidden), "2 n' h", "norm")
+    stats = kept("norm_stats", ctx.norm_stats, "4 n'", "norm")
+    qkvzba = kept("qkvzba", w * n * projected, "2 n (2 qk + 2 v + 2 hv)")
+    conv_out = kept("conv_out", w * n * (2 * qk + v), "2 n (2 qk + v)")
+    query = kept("q", w * n * repeated, "2 n hv dk", source=_FLA)
+    key = kept("k", w * n * repeated, "2 n hv dk", source=_FLA)
+    value = kept("v", w * n * v, "2 n v", source=_FLA)
+    decay = kept("g_beta", (4 + 4 + w) * n * value_heads, "10 n hv", source=_FLA)
+    inverse = kept("A", w * n * value_heads * _CHUNK, "2 n hv 64", source=_FLA)
+    core_out = kept("core_out", w * n * v, "2 n v")
+    gate = kept("gate", w * n * v, "2 n v")
+    norm_stats = kept("out_norm_stats", 4 * n * value_heads, "4 n hv")
+    gated = kept("gated_norm_out", ctx.gemm_input(n * v), "2 n v")
+    gathered = s.gathered_bytes if s.sequence_parallel else 0
+    states = 4 * max(1, n // _CHUNK) * value_heads * model.linear_key_head_dim * model.linear_value_head_dim // 2
+    ops = (
+        Op(
+            name=f"{name}.in_proj",
+            saves=(x, norm_out, stats),
+            forward_bytes=gathered,
+            backward_bytes=qkvzba.nbytes + gathered + s.gathered_bytes,
+            work=Work(flop=2.0 * n * s.hidden * projected, moved_bytes=2.0 * s.hidden_bytes, tp_bytes=float(gathered), modules=1),
+        ),
+        Op(
+            name=f"{name}.conv",
+            saves=(qkvzba,),
+            forward_bytes=conv_out.nbytes,
+            backward_bytes=qkvzba.nbytes + conv_out.nbytes,
+            work=Work(moved_bytes=2.0 * conv_out.nbytes, small_ops=8),
+        ),
+        Op(
+            name=f"{name}.qk_norm",
+            saves=(conv_out,),
+            backward_bytes=conv_out.nbytes + 2 * query.nbytes,
+            work=Work(moved_bytes=4.0 * query.nbytes, small_ops=10),
+        ),
+        Op(
+            name=f"{name}.delta_rule",
+            saves=(query, key, value, decay, inverse),
+            forward_bytes=2 * states + core_out.nbytes + 2 * value.nbytes,
+            backward_bytes=core_out.nbytes + query.nbytes + key.nbytes + 3 * value.nbytes + 3 * states,
+            work=Work(
+                flop=4.0 * n * value_heads * (dk * dv + _CHUNK * (dk + dv)), moved_bytes=6.0 * value.nbytes, small_ops=12
+            ),
+        ),
+        Op(
+            name=f"{name}.gated_norm",
+            saves=(core_out, gate, norm_stats),
+            regions=("gdn_norm_out",),
+            forward_bytes=2 * core_out.nbytes,
+            backward_bytes=4 * core_out.nbytes,
+            work=Work(moved_bytes=3.0 * core_out.nbytes, modules=1, small_ops=6),
+        ),
+        Op(
+            name=f"{name}.out_proj",
+            saves=(gated,),
+            forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
+            backward_bytes=gathered + s.hidden_bytes + w * n * v,
+            work=Work(flop=2.0 * n * v * s.hidden, tp_bytes=float(s.gathered_bytes if tp > 1 else 0), modules=1),
+        ),
+        *ctx.dropout_add(name),
+    )  # fmt: skip
+    params = (
+        ctx.norm_params(f"{name}.norm", s.hidden),
+        Param(name=f"{name}.in_proj", shape=(projected, s.hidden), gemm=True),
+        Param(name=f"{name}.conv1d", shape=(2 * qk + v, model.linear_conv_kernel_dim), matrix=False),
+        Param(name=f"{name}.A_log_dt_bias", shape=(2 * value_heads,), matrix=False),
+        ctx.norm_params(f"{name}.out_norm", model.linear_value_head_dim),
+        Param(name=f"{name}.out_proj", shape=(s.hidden, v), gemm=True),
+    )
+    regions = (Region(label="gdn_norm_out", inputs=(core_out, gate), outputs=(gated.name,)),)
+    return Block(ops=ops, regions=regions, params=params)

@@ -1,0 +1,211 @@
+"""Layers and chunks of a workload: from layer kinds to operations, and what a chunk of layers costs under a boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autotune.boundary.boundary import Boundary
+from autotune.ledger.attention import attention_block
+from autotune.ledger.block import Block, Context, Param
+from autotune.ledger.gdn import gdn_block
+from autotune.ledger.mamba import mamba_block
+from autotune.ledger.mla import mla_block
+from autotune.ledger.mlp import mlp_block
+from autotune.ledger.moe import moe_block
+from autotune.ledger.ops import Layer, LayerCost
+from autotune.workload.architecture import LayerKind
+
+_MIXERS = {"attention": attention_block, "mla": mla_block, "dsa": mla_block, "gdn": gdn_block, "mamba": mamba_block}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLayer:
+    """One layer kind with its parameters."""
+
+    kind: LayerKind | None
+    """None for the embedding and the head, which no boundary reaches."""
+    layer: Layer
+    params: tuple[Param, ...]
+    captured: bool = False
+    """Whether CUDA graphs capture all of it."""
+    loss: bool = False
+    """Whether its forward belongs to the loss phase."""
+
+
+def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
+    """Operations, regions and parameters of one layer kind."""
+    blocks: list[Block] = []
+    if kind.mixer != "none":
+        blocks.append(_MIXERS[kind.mixer](ctx))
+    if kind.mlp != "none":
+        blocks.append(moe_block(ctx) if kind.mlp == "moe" else mlp_block(ctx))
+    return BuiltLayer(
+        kind,
+        Layer(
+            f"{kind.mixer}+{kind.mlp}",
+            [op for block in blocks for op in block.ops],
+            [region for block in blocks for region in block.regions],
+        ),
+        tuple(param for block in blocks for param in block.params),
+        captured=_captured(ctx, kind),
+    )
+
+
+def _captured(ctx: Context, kind: LayerKind) -> bool:
+    """Whether the whole layer lies in a captured scope.
+
+    Source: transformer/cuda_graph_config.py and transformer_layer.py at 24bad8e6: scope names attn, mamba, mlp, moe; no scope
+    names at all means whole layers. A hybrid layer is one mixer or one MLP, so a scope covers it whole.
+    """
+    features = ctx.workload.features
+    if features.cuda_graph_impl not in ("transformer_engine", "local"):
+        return False
+    scopes = set(features.cuda_graph_modules)
+    if not scopes:
+        return True
+    mixer = {"attention": "attn", "mla": "attn", "dsa": "attn", "gdn": "attn", "mamba": "mamba"}.get(kind.mixer)
+    mlp = {"dense": "mlp", "moe": "moe"}.get(kind.mlp)
+    return all(part is None or part in scopes for part in (mixer, mlp))
+
+
+@dataclass(slots=True)
+class ChunkCost:
+    """What one chunk costs under one boundary, per micro batch, in bytes above the level before it."""
+
+    held: dict[str, int] = field(default_factory=dict)
+    held_bytes: int = 0
+    forward: tuple[int, dict[str, int]] = (0, {})
+    loss: tuple[int, dict[str, int]] | None = None
+    backward: tuple[int, dict[str, int]] = (0, {})
+    retained_bytes: int = 0
+
+
+def add_terms(into: dict[str, int], terms: dict[str, int], times: int = 1) -> None:
+    """Add term groups in place."""
+    for name, nbytes in terms.items():
+        into[name] = into.get(name, 0) + times * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One checkpoint unit of a chunk: a layer, or a group of fully recomputed layers."""
+
+    held: dict[str, int]
+    held_bytes: int
+    forward_peak: int
+    backward_peak: int
+    backward_terms: dict[str, int]
+    retained_bytes: int
+    loss: bool
+
+
+def chunk_cost(layers: Sequence[BuiltLayer], boundary: Boundary, *, pooled: bool) -> ChunkCost:
+    """Cost of a chunk.
+
+    Args:
+        layers: The chunk's layers, with the embedding and the head where the chunk has them.
+        boundary: The recompute setting.
+        pooled: After capture: captured layers keep nothing outside their graph pool, and labels inside them are inert.
+    """
+    steps = _steps(layers, boundary, pooled)
+    result = ChunkCost(retained_bytes=sum(step.retained_bytes for step in steps))
+    prefix: dict[str, int] = {}
+    level, later = 0, result.retained_bytes
+    best_forward, best_loss, best_backward = 0, 0, 0
+    for step in steps:
+        later -= step.retained_bytes
+        # Going forward, what later layers retained from the last step is still there.
+        forward = level + later + step.forward_peak
+        if step.loss and forward >= best_loss:
+            best_loss = forward
+            result.loss = (forward, _with(prefix, step.held, retained=later, transient=step.forward_peak - step.held_bytes))
+        elif not step.loss and forward > best_forward:
+            best_forward = forward
+            result.forward = (forward, _with(prefix, step.held, retained=later, transient=step.forward_peak - step.held_bytes))
+        backward = level + later + step.backward_peak
+        if backward > best_backward:
+            best_backward = backward
+            result.backward = (backward, _with(prefix, step.backward_terms, retained=later, transient=0))
+        add_terms(prefix, step.held)
+        level += step.held_bytes
+    result.held, result.held_bytes = prefix, level
+    return result
+
+
+def _with(prefix: dict[str, int], terms: dict[str, int], *, retained: int, transient: int) -> dict[str, int]:
+    out = dict(prefix)
+    add_terms(out, terms)
+    if retained:
+        add_terms(out, {"retained": retained})
+    if transient:
+        add_terms(out, {"transient": transient})
+    return out
+
+
+def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool) -> list[_Step]:
+    if boundary.granularity != "full":
+        labels = frozenset(boundary.modules)
+        return [_single(built, labels, pooled) for built in layers]
+    steps: list[_Step] = []
+    group: list[BuiltLayer] = []
+    depth = 0
+    per_group = boundary.num_layers or 1
+    for built in layers:
+        if built.kind is None:
+            if group:
+                steps.append(_full(group))
+                group = []
+            steps.append(_single(built, frozenset(), pooled))
+        elif boundary.method == "uniform":
+            group.append(built)
+            if len(group) == per_group:
+                steps.append(_full(group))
+                group = []
+        else:
+            steps.append(_full([built]) if depth < per_group else _single(built, frozenset(), pooled))
+            depth += 1
+    if group:
+        steps.append(_full(group))
+    return steps
+
+
+def _single(built: BuiltLayer, labels: frozenset[str], pooled: bool) -> _Step:
+    if pooled and built.captured:
+        cost = built.layer.cost(inert_free(built.layer, labels))
+        return _Step({}, 0, max(0, cost.forward_peak - cost.held_bytes), cost.backward_peak - cost.held_bytes,
+                     {"transient": cost.backward_peak - cost.held_bytes}, 0, built.loss)  # fmt: skip
+    cost = built.layer.cost(labels)
+    return _Step(
+        cost.held, cost.held_bytes, cost.forward_peak, cost.backward_peak, cost.backward_terms, cost.retained_bytes, built.loss
+    )
+
+
+def inert_free(layer: Layer, labels: frozenset[str]) -> frozenset[str]:
+    """The labels that still act inside a captured scope: those that discard outputs.
+
+    ``tensor_parallel.checkpoint`` returns the plain function during graph warm-up and capture; ``CheckpointWithoutOutput`` is
+    skipped in warm-up only (tensor_parallel/random.py:checkpoint, CheckpointWithoutOutput.checkpoint at 24bad8e6).
+    """
+    discarding = {region.label for region in layer.regions if region.discards_output}
+    return labels & discarding
+
+
+def _full(group: list[BuiltLayer]) -> _Step:
+    """Layers checkpointed together: their first input stays; backward restores them all, then runs through them."""
+    first = group[0].layer
+    entry = next(tensor for op in first.ops for tensor in op.saves if tensor.name.endswith(".x"))
+    costs: list[LayerCost] = [built.layer.cost(frozenset()) for built in group]
+    before = 0
+    backward, transient, kept = 0, 0, 0
+    for cost in costs:
+        level = before + max(cost.backward_peak, cost.forward_peak)
+        if level > backward:
+            backward, transient = level, level - before - cost.held_bytes
+            kept = before + cost.held_bytes
+        before += cost.held_bytes
+    # The first pass runs without gradients: a layer's own tensors die with it.
+    forward = max(cost.forward_peak for cost in costs)
+    retained = 2 * entry.nbytes if any(built.kind is not None and built.kind.mlp == "moe" for built in group) else 0
+    terms = {entry.group: entry.nbytes, "replay_transient": kept - entry.nbytes, "transient": transient}
+    return _Step({entry.group: entry.nbytes}, entry.nbytes, max(forward, entry.nbytes), backward, terms, retained, False)

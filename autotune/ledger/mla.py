@@ -1,0 +1,109 @@
+"""Multi-latent attention: what it keeps, what ``mla_up_proj``, ``core_attn`` and ``layernorm`` drop.
+
+Sources at Megatron-LM 24bad8e6: transformer/multi_latent_attention.py:MLASelfAttention.get_query_key_value_tensors
+(the up projections and RoPE are one CheckpointWithoutOutput region), models/gpt/gpt_layer_specs.py (separate input norm;
+latent norms fused into the up projections when qk_layernorm is set).
+"""
+
+from __future__ import annotations
+
+from autotune.ledger.attention import core_attention, output_projection
+from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.ops import Op, Region, Tensor, Work
+
+_SOURCE = "multi_latent_attention.py:MLASelfAttention.get_query_key_value_tensors at 24bad8e6"
+
+
+def mla_block(ctx: Context, name: str = "mla") -> Block:
+    """MLA with a separate input norm."""
+    s, model = ctx.sizes, ctx.workload.model
+    x = layer_input(ctx, name)
+    rope, nope, dv = model.qk_pos_emb_head_dim, model.qk_head_dim, model.v_head_dim
+    dq = nope + rope
+    w, n, ns, heads = s.width, s.tokens, s.shard_tokens, s.heads
+
+    def kept(suffix: str, nbytes: int, formula: str, group: str = "mla") -> Tensor:
+        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group=group, formula=formula, source=_SOURCE)
+
+    norm_out = kept("norm_out", s.hidden_bytes, "2 n' h", "norm")
+    stats = kept("norm_stats", ctx.norm_stats, "4 n'", "norm")
+    kv_down = kept("kv_down_out", w * ns * (model.kv_lora_rank + rope), "2 n' (r_kv + rope)")
+    key_rope = kept("k_rope", w * n * rope, "2 n rope")
+    q_down = kept("q_down_out", w * ns * (model.q_lora_rank or 0), "2 n' r_q")
+    kv_norm = kept("kv_norm_out", ctx.gemm_input(ns * model.kv_lora_rank), "2 n' r_kv")
+    q_norm = kept("q_norm_out", ctx.gemm_input(ns * (model.q_lora_rank or 0)), "2 n' r_q")
+    angles = kept("rope_angles", 0 if ctx.workload.features.apply_rope_fusion else 8 * s.sequence * rope, "8 s rope")
+    query = kept("q", w * n * heads * dq, "2 n a' dq")
+    key = kept("k", w * n * heads * dq, "2 n a' dq")
+    value = kept("v", w * n * heads * dv, "2 n a' dv")
+    gathered = s.gathered_bytes if s.sequence_parallel else 0
+    q_in = model.q_lora_rank or s.hidden
+    fused_norms = model.qk_layernorm
+    up_saves: list[Tensor] = [kv_down, *([kv_norm] if fused_norms else []), angles]
+    if model.q_lora_rank:
+        up_saves += [q_down, *([q_norm] if fused_norms else [])]
+    else:
+        up_saves += [norm_out]
+    up_inputs = (kv_down, key_rope, q_down if model.q_lora_rank else norm_out)
+    down_width = model.kv_lora_rank + rope + (model.q_lora_rank or 0)
+    up_out = heads * (dq + nope + dv)
+    ops = [
+        Op(
+            name=f"{name}.norm",
+            saves=(x, stats),
+            regions=("layernorm",),
+            forward_bytes=0,
+            backward_bytes=2 * s.hidden_bytes,
+            work=Work(moved_bytes=2.0 * s.hidden_bytes, modules=1, small_ops=2),
+        ),
+        Op(
+            name=f"{name}.down",
+            saves=(norm_out,),
+            forward_bytes=w * ns * down_width,
+            backward_bytes=w * ns * down_width + s.hidden_bytes,
+            work=Work(flop=2.0 * ns * s.hidden * down_width, modules=2 if model.q_lora_rank else 1),
+        ),
+        Op(
+            name=f"{name}.up",
+            saves=tuple(up_saves),
+            regions=("mla_up_proj",),
+            forward_bytes=w * n * up_out + (0 if model.q_lora_rank else gathered),
+            backward_bytes=w * n * up_out + query.nbytes + key.nbytes + (0 if model.q_lora_rank else gathered),
+            work=Work(
+                flop=2.0 * n * heads * (q_in * dq + model.kv_lora_rank * (nope + dv)),
+                moved_bytes=3.0 * (query.nbytes + key.nbytes + value.nbytes),
+                tp_bytes=float(gathered),
+                modules=2,
+                small_ops=36,
+            ),
+        ),
+    ]
+    core, region, out = core_attention(
+        ctx, name, query=query, key=key, value=value, value_dim=dv, region_inputs=(query, key, value)
+    )
+    ops += core
+    ops += output_projection(ctx, name, out, heads * dv)
+    regions = (
+        Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,)),
+        Region(label="mla_up_proj", inputs=up_inputs, outputs=(query.name, key.name, value.name)),
+        region,
+    )
+    q_params: tuple[Param, ...]
+    if model.q_lora_rank:
+        q_params = (
+            Param(name=f"{name}.q_down", shape=(model.q_lora_rank, s.hidden), gemm=True),
+            *((ctx.norm_params(f"{name}.q_norm", model.q_lora_rank),) if fused_norms else ()),
+            Param(name=f"{name}.q_up", shape=(heads * dq, model.q_lora_rank), gemm=True),
+        )
+    else:
+        q_params = (Param(name=f"{name}.q_proj", shape=(heads * dq, s.hidden), gemm=True),)
+    params = (
+        ctx.norm_params(f"{name}.norm", s.hidden),
+        *q_params,
+        Param(name=f"{name}.kv_down", shape=(model.kv_lora_rank + rope, s.hidden), gemm=True),
+        *((ctx.norm_params(f"{name}.kv_norm", model.kv_lora_rank),) if fused_norms else ()),
+        Param(name=f"{name}.kv_up", shape=(heads * (nope + dv), model.kv_lora_rank), gemm=True),
+        Param(name=f"{name}.proj", shape=(s.hidden, heads * dv), gemm=True),
+        *ctx.bias(f"{name}.proj", s.hidden),
+    )
+    return Block(ops=tuple(ops), regions=regions, params=params)

@@ -1,0 +1,322 @@
+"""The mixture-of-experts half: router, dispatch, experts, shared experts, and the regions ``layernorm``, ``moe``,
+``moe_act`` and ``shared_experts``.
+
+Sources at Megatron-LM 24bad8e6: transformer/moe/moe_layer.py:MoELayer.forward, router.py:TopKRouter.forward,
+token_dispatcher.py (MoEAllGatherTokenDispatcher, MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher), experts.py:
+TEGroupedMLP.forward, SequentialMLP.forward, shared_experts.py:SharedExpertMLP; TE permutation.py at 2.17.1.
+"""
+
+from __future__ import annotations
+
+from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.mlp import eager_activation_bytes
+from autotune.ledger.ops import Op, Region, Tensor, Work
+
+_EXPERTS = "experts.py:TEGroupedMLP.forward at 24bad8e6"
+_ROUTER = "router.py:TopKRouter.forward at 24bad8e6"
+_DISPATCH = "token_dispatcher.py:MoEAlltoAllTokenDispatcher at 24bad8e6"
+_SHARED = "shared_experts.py:SharedExpertMLP at 24bad8e6"
+
+
+def moe_block(ctx: Context, name: str = "moe") -> Block:
+    """The MoE half with its separate norm."""
+    s = ctx.sizes
+    x = layer_input(ctx, name)
+    norm_out = Tensor(
+        name=f"{name}.norm_out",
+        nbytes=s.hidden_bytes,
+        group="norm",
+        formula="2 n' h",
+        source="transformer_layer.py:TransformerLayer._forward_pre_mlp_layernorm at 24bad8e6",
+    )
+    stats = Tensor(name=f"{name}.norm_stats", nbytes=ctx.norm_stats, group="norm", formula="4 n'", source=norm_out.source)
+    norm = Op(
+        name=f"{name}.norm",
+        saves=(x, stats),
+        regions=("layernorm",),
+        backward_bytes=2 * s.hidden_bytes,
+        work=Work(moved_bytes=2.0 * s.hidden_bytes, modules=1, small_ops=2),
+    )
+    shared_ops, shared_params = _shared_experts(ctx, name, norm_out) if s.shared_ffn else ((), ())
+    expert_ops, moe_act = _experts(ctx, name)
+    ops = (
+        norm,
+        _router(ctx, name, norm_out),
+        *(() if ctx.workload.model.moe_shared_expert_overlap else shared_ops),
+        *_latent_projection(ctx, name, norm_out, down=True),
+        _dispatch(ctx, name),
+        *expert_ops,
+        *(shared_ops if ctx.workload.model.moe_shared_expert_overlap else ()),
+        _combine(ctx, name),
+        *_latent_projection(ctx, name, norm_out, down=False),
+        *ctx.dropout_add(name),
+    )
+    regions = [
+        Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,)),
+        # token_dispatcher.probs was made inside the region and keeps its graph: the detached input and its gradient stay
+        # alive from this backward to the next forward (token_dispatcher.py: self.probs, _comm_manager.token_probs).
+        Region(label="moe", inputs=(norm_out,), retained_bytes=2 * s.hidden_bytes),
+        moe_act,
+    ]
+    if shared_ops and not ctx.workload.model.moe_shared_expert_overlap:
+        regions.append(Region(label="shared_experts", inputs=(norm_out,), inside=("moe",)))
+    return Block(
+        ops=ops, regions=tuple(regions), params=(ctx.norm_params(f"{name}.norm", s.hidden), *_params(ctx, name), *shared_params)
+    )
+
+
+def _router(ctx: Context, name: str, norm_out: Tensor) -> Op:
+    """Gating linear and top-k: fp32 logits, scores, probabilities, a map; about 17 bytes a token and expert."""
+    s = ctx.sizes
+    wide = 8 if ctx.workload.model.moe_router_dtype == "fp64" else 4
+    state = Tensor(
+        name=f"{name}.router_state",
+        nbytes=(4 * wide + 1) * s.shard_tokens * s.experts,
+        group="router",
+        formula="17 n' E",
+        source=_ROUTER,
+    )
+    return Op(
+        name=f"{name}.router",
+        saves=(norm_out, state),
+        regions=("moe",),
+        backward_bytes=3 * wide * s.shard_tokens * s.experts + 2 * s.hidden_bytes,
+        work=Work(flop=2.0 * s.shard_tokens * s.hidden * s.experts, moved_bytes=3.0 * state.nbytes, small_ops=30),
+    )
+
+
+def _received_tokens(ctx: Context) -> float:
+    """Distinct tokens that reach this rank before they are copied per expert (DeepEP, HybridEP): tokens with a local expert."""
+    s = ctx.sizes
+    ep = ctx.workload.parallel.expert_model_parallel_size
+    if not s.experts or ep == 1:
+        return float(s.shard_tokens)
+    absent = 1.0
+    for pick in range(s.topk):
+        absent *= max(0.0, (s.experts - s.local_experts - pick) / (s.experts - pick))
+    return s.shard_tokens * ep * ctx.workload.parallel.etp * (1 - absent)
+
+
+def _dispatch(ctx: Context, name: str) -> Op:
+    s, model = ctx.sizes, ctx.workload.model
+    routed = s.width * s.routed_tokens * s.moe_width
+    maps = Tensor(
+        name=f"{name}.row_id_maps",
+        nbytes=4 * s.shard_tokens * (2 * s.experts + 1) + 8 * s.routed_tokens,
+        group="router",
+        formula="4 n' (2 E + 1) + 8 T",
+        source="TE permutation.py:_moe_permute_mask_map at 2.17.1",
+    )
+    flex = model.moe_token_dispatcher_type == "flex"
+    received = int(s.width * _received_tokens(ctx) * s.moe_width) if flex else routed
+    ep = ctx.workload.parallel.expert_model_parallel_size
+    return Op(
+        name=f"{name}.dispatch",
+        saves=(maps,),
+        regions=("moe",),
+        forward_bytes=routed + received,
+        backward_bytes=routed + received + s.hidden_bytes,
+        work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=20),
+    )
+
+
+def _combine(ctx: Context, name: str) -> Op:
+    """Combine holds the permuted tokens and the received ones beside the expert output and the sent-back copy, because
+    ``custom_forward`` keeps its local names: (3 + [local experts > 1]) 2 T h + H (token_dispatcher.py:combine_preprocess)."""
+    s, model = ctx.sizes, ctx.workload.model
+    routed = s.width * s.routed_tokens * s.moe_width
+    flex = model.moe_token_dispatcher_type == "flex"
+    ep = ctx.workload.parallel.expert_model_parallel_size
+    received = int(s.width * _received_tokens(ctx) * s.moe_width) if flex else routed
+    if flex:
+        forward = routed + 2 * received
+    elif model.moe_token_dispatcher_type == "allgather":
+        forward = 2 * routed + ep * ctx.workload.parallel.etp * s.hidden_bytes
+    else:
+        forward = (3 + (s.local_experts > 1)) * routed
+    saves: tuple[Tensor, ...] = ()
+    if ctx.workload.train.deterministic_mode and not model.moe_permute_fusion:
+        # moe_utils.py:unpermute uses index_add_ in deterministic mode; its backward keeps the source (scatter_add_ does not).
+        saves = (
+            Tensor(
+                name=f"{name}.unpermute_source",
+                nbytes=routed,
+                group="moe",
+                formula="2 T h",
+                source="moe_utils.py:unpermute at 24bad8e6",
+            ),
+        )
+    return Op(
+        name=f"{name}.combine",
+        saves=saves,
+        regions=("moe",),
+        forward_bytes=forward + s.hidden_bytes,
+        backward_bytes=2 * routed + s.hidden_bytes,
+        work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=15),
+    )
+
+
+def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
+    s, model, features = ctx.sizes, ctx.workload.model, ctx.workload.features
+    w, t, ffn = s.width, s.routed_tokens, s.expert_ffn
+    routed = w * t * s.moe_width
+
+    def kept(suffix: str, nbytes: int, formula: str) -> Tensor:
+        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group="moe", formula=formula, source=_EXPERTS)
+
+    dispatched = kept("dispatched", ctx.gemm_input(t * s.moe_width), "2 T h")
+    fc1_out = kept("expert_fc1_out", w * t * s.gate * ffn, "2 T g fe")
+    probs = kept("probs", 4 * t, "4 T")
+    act_out = kept("expert_act_out", ctx.gemm_input(t * ffn), "2 T fe")
+    extra = eager_activation_bytes(ctx, t, ffn)
+    fused = features.bias_activation_fusion or features.use_fused_weighted_squared_relu
+    if not fused and not model.moe_apply_probs_on_input:
+        # experts.py:bias_act_func: act * probs keeps the unscaled activation
+        extra += w * t * ffn
+    half = kept("expert_act_parts", extra, "2 T fe")
+    grouped = model.moe_grouped_gemm
+    calls = 1 if grouped else s.local_experts
+    act_regions = ("moe", "moe_act") if grouped else ("moe",)
+    ops = (
+        Op(
+            name=f"{name}.expert_fc1",
+            saves=(dispatched,),
+            regions=("moe",),
+            forward_bytes=routed,
+            backward_bytes=fc1_out.nbytes + routed,
+            work=Work(flop=2.0 * t * s.moe_width * s.gate * ffn, modules=calls, small_ops=4 * calls),
+        ),
+        Op(
+            name=f"{name}.expert_act",
+            saves=(fc1_out, probs, half),
+            regions=act_regions,
+            forward_bytes=2 * routed,
+            backward_bytes=fc1_out.nbytes + w * t * ffn,
+            work=Work(moved_bytes=float(fc1_out.nbytes + w * t * ffn), small_ops=2 * calls),
+        ),
+        Op(
+            name=f"{name}.expert_fc2",
+            saves=(act_out,),
+            regions=("moe",),
+            forward_bytes=3 * routed,
+            backward_bytes=routed + w * t * ffn,
+            work=Work(flop=2.0 * t * ffn * s.moe_width, modules=calls, small_ops=4 * calls),
+        ),
+    )
+    if grouped:
+        return ops, Region(label="moe_act", inputs=(fc1_out, probs), outputs=(act_out.name,), inside=("moe",))
+    return ops, Region(label="moe_act", inputs=(), inside=("moe",))
+
+
+def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op, ...], tuple[Param, ...]]:
+    s, model = ctx.sizes, ctx.workload.model
+    w, n, ffn = s.width, s.tokens, s.shared_ffn
+    regions = ("moe",) if model.moe_shared_expert_overlap else ("moe", "shared_experts")
+
+    def kept(suffix: str, nbytes: int, formula: str) -> Tensor:
+        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group="shared_experts", formula=formula, source=_SHARED)
+
+    fc1_out = kept("shared_fc1_out", w * n * s.gate * ffn, "2 n g fs")
+    act_out = kept("shared_act_out", ctx.gemm_input(n * ffn), "2 n fs")
+    parts = kept("shared_act_half", eager_activation_bytes(ctx, n, ffn), "2 n fs")
+    gathered = s.gathered_bytes if s.sequence_parallel else 0
+    # With overlap the linear layers run with parallel_mode None: they save the gathered tokens themselves.
+    source = (
+        kept("shared_gathered_input", s.gathered_bytes, "2 n h") if model.moe_shared_expert_overlap and gathered else norm_out
+    )
+    gate_saves: tuple[Tensor, ...] = ()
+    if model.moe_shared_expert_gate:
+        gate_saves = (kept("shared_output", s.hidden_bytes, "2 n' h"), norm_out)
+    ops = [
+        Op(
+            name=f"{name}.shared_fc1",
+            saves=(source,),
+            regions=regions,
+            forward_bytes=gathered,
+            backward_bytes=fc1_out.nbytes + s.gathered_bytes + gathered,
+            work=Work(flop=2.0 * n * s.hidden * s.gate * ffn, tp_bytes=float(gathered), modules=1),
+        ),
+        Op(
+            name=f"{name}.shared_act",
+            saves=(fc1_out, parts),
+            regions=regions,
+            backward_bytes=fc1_out.nbytes + w * n * ffn,
+            work=Work(moved_bytes=float(fc1_out.nbytes + w * n * ffn), small_ops=2),
+        ),
+        Op(
+            name=f"{name}.shared_fc2",
+            saves=(act_out,),
+            regions=regions,
+            forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
+            backward_bytes=gathered + s.hidden_bytes + w * n * ffn,
+            work=Work(flop=2.0 * n * ffn * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
+        ),
+    ]
+    if gate_saves:
+        ops.append(
+            Op(name=f"{name}.shared_gate", saves=gate_saves, regions=regions, backward_bytes=2 * s.hidden_bytes,
+               work=Work(moved_bytes=2.0 * s.hidden_bytes, small_ops=4))
+        )  # fmt: skip
+    params = (
+        Param(name=f"{name}.shared_fc1", shape=(s.gate * ffn, s.hidden), gemm=True),
+        Param(name=f"{name}.shared_fc2", shape=(s.hidden, ffn), gemm=True),
+        *((Param(name=f"{name}.shared_gate", shape=(1, s.hidden), matrix=False),) if model.moe_shared_expert_gate else ()),
+    )
+    return tuple(ops), params
+
+
+def _latent_projection(ctx: Context, name: str, norm_out: Tensor, *, down: bool) -> tuple[Op, ...]:
+    """Latent MoE: a duplicated linear before dispatch and one after combine (moe_layer.py: fc1_latent_proj, fc2_latent_proj)."""
+    s, latent = ctx.sizes, ctx.workload.model.moe_latent_size
+    if not latent:
+        return ()
+    width = s.width * s.shard_tokens * latent
+    work = Work(flop=2.0 * s.shard_tokens * s.hidden * latent, modules=1)
+    if down:
+        return (
+            Op(
+                name=f"{name}.latent_down",
+                saves=(norm_out,),
+                regions=("moe",),
+                forward_bytes=width,
+                backward_bytes=width + s.hidden_bytes,
+                work=work,
+            ),
+        )
+    saved = Tensor(
+        name=f"{name}.latent_out",
+        nbytes=ctx.gemm_input(s.shard_tokens * latent),
+        group="moe",
+        formula="2 n' l",
+        source="moe_layer.py:MoELayer.combine at 24bad8e6",
+    )
+    return (
+        Op(
+            name=f"{name}.latent_up",
+            saves=(saved,),
+            regions=("moe",),
+            forward_bytes=s.hidden_bytes,
+            backward_bytes=width + s.hidden_bytes,
+            work=work,
+        ),
+    )
+
+
+def _params(ctx: Context, name: str) -> tuple[Param, ...]:
+    s, model = ctx.sizes, ctx.workload.model
+    latent = model.moe_latent_size
+    fc1_width = s.gate * s.expert_ffn
+    latent_params: tuple[Param, ...] = ()
+    if latent:
+        latent_params = (
+            Param(name=f"{name}.latent_down", shape=(latent, s.hidden), gemm=True),
+            Param(name=f"{name}.latent_up", shape=(s.hidden, latent), gemm=True),
+        )
+    return (
+        Param(name=f"{name}.router", shape=(s.experts, s.hidden), matrix=False),
+        *latent_params,
+        Param(name=f"{name}.expert_fc1", shape=(fc1_width, s.moe_width), copies=s.local_experts, expert=True, gemm=True),
+        *ctx.bias(f"{name}.expert_fc1", fc1_width, expert=True, copies=s.local_experts),
+        Param(name=f"{name}.expert_fc2", shape=(s.moe_width, s.expert_ffn), copies=s.local_experts, expert=True, gemm=True),
+        *ctx.bias(f"{name}.expert_fc2", s.moe_width, expert=True, copies=s.local_experts),
+    )

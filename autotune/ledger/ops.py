@@ -1,0 +1,225 @@
+"""A layer as a row of operations, and what one set of labels keeps of it.
+
+A tensor is a storage with an identity, not an entry of a label: it is held as long as anyone who saves it is outside an
+active checkpoint region, or an active top-level region has it as its input, and it vanishes whoever saves it when it
+is the output of an active region that discards its outputs (``CheckpointWithoutOutput``). Label effects are therefore
+never added up: the held set of a label *set* is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One storage that a layer may keep from forward to backward, in bytes of one micro batch on one rank."""
+
+    name: str
+    nbytes: int
+    group: str
+    """Term group of the prediction (``attention``, ``moe`` ...); a group has one uncertainty everywhere."""
+    formula: str
+    source: str
+    """``file:function`` at the revision the formula was read in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What running an operation forward costs: the price of replaying it."""
+
+    flop: float = 0.0
+    moved_bytes: float = 0.0
+    a2a_bytes: float = 0.0
+    tp_bytes: float = 0.0
+    modules: int = 0
+    """Transformer Engine modules called: each costs host time."""
+    small_ops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation in forward order.
+
+    ``forward_bytes`` and ``backward_bytes`` are what lives beside saved tensors while it runs forward (inputs and
+    outputs that nobody saves, work space) and backward (gradients of output and input, gathered copies).
+    """
+
+    name: str
+    saves: tuple[Tensor, ...] = ()
+    regions: tuple[str, ...] = ()
+    """Labels of the regions it lies in, outermost first."""
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    work: Work = field(default_factory=Work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """The part of a layer that one label checkpoints."""
+
+    label: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+    """Names of the tensors it discards; only for regions of ``CheckpointWithoutOutput``."""
+    inside: tuple[str, ...] = ()
+    """Labels of the regions around it, outermost first."""
+    retained_bytes: int = 0
+    """Kept alive from its backward to its next forward when active: the detached input and its gradient, where a
+    module attribute holds a tensor made inside (``token_dispatcher.probs``)."""
+
+    @property
+    def discards_output(self) -> bool:
+        """Whether it is a ``CheckpointWithoutOutput`` region."""
+        return bool(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs under one label set, per micro batch, in bytes."""
+
+    held: dict[str, int]
+    """Bytes kept from forward to backward by term group."""
+    held_bytes: int
+    forward_peak: int
+    """Highest level during its forward, above the level before the layer."""
+    backward_peak: int
+    """Highest level during its backward, above the level before the layer (its own held bytes included)."""
+    backward_terms: dict[str, int]
+    """``backward_peak`` by term group, ``replay_transient`` and ``transient`` among them."""
+    retained_bytes: int
+
+
+class Layer:
+    """Operations and regions of one layer kind; evaluations are cached per label set."""
+
+    def __init__(self, name: str, ops: Iterable[Op], regions: Iterable[Region] = ()) -> None:
+        self.name = name
+        self.ops = tuple(ops)
+        self.regions = tuple(regions)
+        self._checkpoints = {region.label: region for region in self.regions if not region.discards_output}
+        self.tensors: dict[str, Tensor] = {}
+        savers: dict[str, list[int]] = {}
+        for index, op in enumerate(self.ops):
+            for tensor in op.saves:
+                known = self.tensors.setdefault(tensor.name, tensor)
+                if known.nbytes != tensor.nbytes:
+                    raise ValueError(f"layer {name}: tensor {tensor.name} has two sizes")
+                savers.setdefault(tensor.name, []).append(index)
+        for region in self.regions:
+            for tensor in region.inputs:
+                self.tensors.setdefault(tensor.name, tensor)
+        self._savers = savers
+        self._outputs = {name: region for region in self.regions for name in region.outputs}
+        self._cache: dict[frozenset[str], LayerCost] = {}
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Labels that have a region here."""
+        return frozenset(region.label for region in self.regions)
+
+    def region_ops(self, label: str) -> tuple[Op, ...]:
+        """The operations that replaying ``label`` runs again."""
+        return tuple(op for op in self.ops if label in op.regions)
+
+    def is_held(self, name: str, labels: frozenset[str]) -> bool:
+        """Whether a tensor stays from forward to backward under the label set."""
+        producer = self._outputs.get(name)
+        if producer is not None and producer.label in labels:
+            return False
+        if any(labels.isdisjoint(self.ops[index].regions) for index in self._savers.get(name, ())):
+            return True
+        return any(
+            region.label in labels and labels.isdisjoint(region.inside) and any(t.name == name for t in region.inputs)
+            for region in self.regions
+        )
+
+    def cost(self, labels: frozenset[str]) -> LayerCost:
+        """Evaluate a label set."""
+        here = labels & self.labels
+        known = self._cache.get(here)
+        if known is None:
+            known = self._cache[here] = self._evaluate(here)
+        return known
+
+    def _evaluate(self, labels: frozenset[str]) -> LayerCost:
+        held_names = [name for name in self.tensors if self.is_held(name, labels)]
+        held: dict[str, int] = {}
+        for name in held_names:
+            tensor = self.tensors[name]
+            held[tensor.group] = held.get(tensor.group, 0) + tensor.nbytes
+        held_bytes = sum(held.values())
+        forward_peak = max((self._forward_level(index, labels, held_names) for index in range(len(self.ops))), default=0)
+        backward_peak, terms = self._backward(labels, held_names)
+        retained = sum(
+            region.retained_bytes for region in self.regions if region.label in labels and labels.isdisjoint(region.inside)
+        )
+        return LayerCost(held, held_bytes, max(forward_peak, held_bytes), backward_peak, terms, retained)
+
+    def _first_use(self, name: str) -> int:
+        uses = list(self._savers.get(name, ()))
+        for region in self.regions:
+            if any(t.name == name for t in region.inputs):
+                uses += [index for index, op in enumerate(self.ops) if region.label in op.regions][:1]
+        return min(uses, default=0)
+
+    def _forward_level(self, index: int, labels: frozenset[str], held_names: list[str]) -> int:
+        op = self.ops[index]
+        level = op.forward_bytes + sum(self.tensors[name].nbytes for name in held_names if self._first_use(name) <= index)
+        held = set(held_names)
+        return level + sum(t.nbytes for t in op.saves if t.name not in held)
+
+    def _release_index(self, name: str, labels: frozenset[str]) -> int:
+        """Index of the operation whose backward is the last user of the tensor."""
+        first = self._first_use(name)
+        producer = self._outputs.get(name)
+        if producer is not None and producer.label in labels:
+            inside = [index for index, op in enumerate(self.ops[:first]) if producer.label in op.regions]
+            first = max(inside, default=first)
+        return first
+
+    def _backward(self, labels: frozenset[str], held_names: list[str]) -> tuple[int, dict[str, int]]:
+        live = set(held_names)
+        restored: set[str] = set()
+        replayed: set[str] = set()
+        best, best_terms = 0, {}
+        release = {name: self._release_index(name, labels) for name in self.tensors}
+        for index in range(len(self.ops) - 1, -1, -1):
+            op = self.ops[index]
+            replay_extra = 0
+            for label in op.regions:
+                if label in labels and label in self._checkpoints and label not in replayed:
+                    replayed.add(label)
+                    inner = labels - {label} - set(self._checkpoints[label].inside)
+                    for other in self.region_ops(label):
+                        replay_extra = max(replay_extra, other.forward_bytes)
+                        for tensor in other.saves:
+                            if tensor.name not in live and self._held_inside(tensor.name, label, inner):
+                                live.add(tensor.name)
+                                restored.add(tensor.name)
+            for tensor in op.saves:
+                if tensor.name not in live:
+                    live.add(tensor.name)
+                    restored.add(tensor.name)
+            transient = max(op.backward_bytes, replay_extra)
+            level = transient + sum(self.tensors[name].nbytes for name in live)
+            if level > best:
+                best = level
+                best_terms = {"transient": transient}
+                for name in live:
+                    group = "replay_transient" if name in restored else self.tensors[name].group
+                    best_terms[group] = best_terms.get(group, 0) + self.tensors[name].nbytes
+            live -= {name for name in live if release[name] >= index}
+        return best, best_terms
+
+    def _held_inside(self, name: str, label: str, labels: frozenset[str]) -> bool:
+        """Whether the replay of ``label`` keeps the tensor until its backward, given the labels nested inside."""
+        producer = self._outputs.get(name)
+        if producer is not None and producer.label in labels:
+            return False
+        inside = [self.ops[index] for index in self._savers.get(name, ()) if label in self.ops[index].regions]
+        return any(labels.isdisjoint(op.regions) for op in inside) or any(
+            region.label in labels and label in region.inside and any(t.name == name for t in region.inputs)
+            for region in self.regions
+        )

@@ -1,0 +1,80 @@
+"""Which micro batches are in flight on a pipeline stage when a chunk runs forward or backward.
+
+Source: megatron/core/pipeline_parallel/schedules.py:forward_backward_pipelining_without_interleaving,
+forward_backward_pipelining_with_interleaving, get_pp_rank_microbatches, get_schedule_table at 24bad8e6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A chunk runs while ``in_flight[c]`` other micro batches hold the activations of chunk ``c``."""
+
+    backward: bool
+    chunk: int
+    in_flight: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def moments(stage: int, pp: int, vpp: int, microbatches: int, group: int, *, overlap_ep: bool = False) -> tuple[Moment, ...]:
+    """The moments that can set a peak on one stage, dominated ones left out.
+
+    Args:
+        stage: Pipeline rank.
+        pp: Pipeline stages.
+        vpp: Virtual chunks a stage (1 without interleaving).
+        microbatches: Micro batches of one step.
+        group: microbatch_group_size_per_vp_stage (Megatron's default is pp).
+        overlap_ep: overlap_moe_expert_parallel_comm adds one warm-up chunk.
+    """
+    if vpp == 1:
+        others = min(pp - stage - 1, microbatches - 1)
+        return (Moment(False, 0, (others,)), Moment(True, 0, (others,)))
+    # The pattern is periodic after warm-up, so a few groups of micro batches show every moment.
+    steady = 4 * pp + 3 * group
+    count = min(microbatches, -(-steady // group) * group)
+    forwards = _order(count, group, vpp)
+    backwards = [vpp - 1 - chunk for chunk in forwards]
+    total = len(forwards)
+    warmup = min(total, 2 * (pp - stage - 1) + (vpp - 1) * group + int(overlap_ep))
+    seen: dict[tuple[bool, int], set[tuple[int, ...]]] = {}
+    held = [0] * vpp
+
+    def note(backward: bool, chunk: int) -> None:
+        seen.setdefault((backward, chunk), set()).add(tuple(held))
+
+    done = 0
+    for index, chunk in enumerate(forwards):
+        note(False, chunk)
+        held[chunk] += 1
+        # After warm-up each forward is followed by one backward; the last forward by all that are left.
+        until = done + (index >= warmup) if index + 1 < total else total
+        for leaving in backwards[done:until]:
+            held[leaving] -= 1
+            note(True, leaving)
+        done = until
+    return tuple(
+        Moment(backward, chunk, vector) for (backward, chunk), vectors in sorted(seen.items()) for vector in _maximal(vectors)
+    )
+
+
+def _order(microbatches: int, group: int, vpp: int) -> list[int]:
+    order: list[int] = []
+    for start in range(0, microbatches, group):
+        size = min(group, microbatches - start)
+        for chunk in range(vpp):
+            order += [chunk] * size
+    return order
+
+
+def _maximal(vectors: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    ordered = sorted(vectors, key=sum, reverse=True)
+    kept: list[tuple[int, ...]] = []
+    for vector in ordered:
+        if not any(all(a >= b for a, b in zip(other, vector, strict=True)) for other in kept):
+            kept.append(vector)
+    return kept

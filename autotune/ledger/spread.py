@@ -1,0 +1,46 @@
+"""How sure each term is, and what follows for a phase: a point, 5 % and 95 % peak.
+
+Relative standard deviations of term groups, one source of error a group, and one offset common to all phases. They say how
+far the public rows with exact arguments lie from the ledger (docs/accuracy.md), rounded up; weights, gradients and
+optimizer state follow from the configuration and have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+Z95 = 1.6449
+OFFSET = 0.006
+"""Common offset (allocator rounding, temporary copies, objects awaiting collection), as a share of the peak."""
+OFFSET_FLOOR_BYTES = 4 * 2**20
+_RELATIVE: Mapping[str, float] = {
+    "workspaces": 0.10,
+    "dummy_wgrads": 0.05,
+    "buffers": 0.10,
+    "p2p": 0.30,
+    "transient": 0.20,
+    "replay_transient": 0.10,
+    "retained": 0.25,
+    "graph_pool": 0.10,
+    "mamba": 0.02,
+    "gdn": 0.08,
+    "mtp": 0.08,
+    "router": 0.10,
+    "deferred_wgrad": 0.05,
+}
+_ACTIVATIONS = ("hidden", "norm", "attention", "attention_core", "mla", "mlp", "moe", "shared_experts", "embedding", "logits")
+_ACTIVATION_SD = 0.01
+UNBALANCED_SD = 0.06
+"""Of the tokens that a rank's experts receive where routing is free."""
+
+
+def standard_deviation(terms: Mapping[str, int], *, balanced: bool) -> float:
+    """Standard deviation in bytes of a phase peak."""
+    variance = (OFFSET * sum(terms.values())) ** 2 + OFFSET_FLOOR_BYTES**2
+    for group, nbytes in terms.items():
+        relative = _RELATIVE.get(group, _ACTIVATION_SD if group in _ACTIVATIONS else 0.0)
+        if group == "moe" and not balanced:
+            relative = math.hypot(relative, UNBALANCED_SD)
+        variance += (relative * nbytes) ** 2
+    return math.sqrt(variance)

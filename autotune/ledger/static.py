@@ -1,0 +1,191 @@
+"""What a rank holds beside activations: weights, gradients, optimizer state, workspaces and buffers.
+
+Sources at Megatron-LM 24bad8e6: distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py
+(_build_model_and_main_param_groups, _copy_model_grads_to_main_grads, zero_grad), optimizer/optimizer_config.py:
+OptimizerConfig.__post_init__, optimizer/__init__.py; Transformer Engine 2.17.1: optimizers/fused_adam.py:initialize_state,
+module/base.py:get_dummy_wgrad, cpp_extensions/gemm.py; PyTorch aten/src/ATen/cuda/CUDABlas.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.ledger.allocator import unsplit_bytes
+from autotune.ledger.block import Context, Param
+from autotune.workload.workload import DTYPE_BYTES, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticBytes:
+    """Bytes of one rank by term group, by when they exist."""
+
+    always: dict[str, int]
+    """From construction on: weights, gradient buffer, master weights, workspaces."""
+    after_backward: dict[str, int]
+    """From the first backward on: cached dummy weight gradients."""
+    after_step: dict[str, int]
+    """From the first optimizer step on: moments (and master weights that the optimizer itself makes)."""
+    in_step: dict[str, int]
+    """Only while the optimizer steps: fp32 copies of low-precision gradients."""
+    parameters: int
+
+
+def precision_aware_takes_effect(workload: Workload) -> bool:
+    """Whether Megatron's fast path for the precision-aware optimizer is on.
+
+    Source: optimizer_config.py:OptimizerConfig.__post_init__ at 24bad8e6
+    (use_precision_aware_optimizer_no_fp8_or_ds_fp8): fp32 main parameters and an ``fp8_recipe`` that is neither None nor
+    ``delayed`` switch it off, whether FP8 runs or not.
+    """
+    optimizer = workload.optimizer
+    return optimizer.use_precision_aware_optimizer and (
+        optimizer.main_params_dtype != "fp32" or optimizer.fp8_recipe in (None, "delayed") or optimizer.optimizer_cpu_offload
+    )
+
+
+def shard_sizes(workload: Workload) -> tuple[int, int]:
+    """Over how many ranks the distributed optimizer spreads dense and expert state (1, 1 without it)."""
+    parallel = workload.parallel
+    if not workload.optimizer.use_distributed_optimizer:
+        return 1, 1
+    instances = parallel.num_distributed_optimizer_instances
+    dense = parallel.data_parallel_size * parallel.context_parallel_size // instances
+    return max(1, dense), max(1, parallel.expert_data_parallel_size // instances)
+
+
+def static_bytes(
+    ctx: Context, params: Iterable[Param], *, has_head: bool, has_moe: bool, tied_copy: bool, in_flight_deferred: int
+) -> StaticBytes:
+    """Static bytes of a rank that holds ``params``.
+
+    Args:
+        ctx: Workload, sizes and stack.
+        params: All parameters of the stage.
+        has_head: Whether the output layer is here.
+        has_moe: Whether grouped experts are here.
+        tied_copy: Whether the output layer uses the embedding's weight here (its gradient has no dummy of its own).
+        in_flight_deferred: Micro batches whose embedding weight gradient is deferred here.
+    """
+    workload, s = ctx.workload, ctx.sizes
+    optimizer, precision, features = workload.optimizer, workload.precision, workload.features
+    params = tuple(params)
+    total = sum(p.numel for p in params)
+    dense_shards, expert_shards = shard_sizes(workload)
+    always: dict[str, int] = {"weights": _weight_bytes(ctx, params)}
+    grad_width = DTYPE_BYTES[precision.grad_dtype]
+    always["gradients"] = grad_width * total
+    after_step: dict[str, int] = {}
+    in_step: dict[str, int] = {}
+
+    effective = precision_aware_takes_effect(workload)
+    aware = optimizer.use_precision_aware_optimizer
+    low_precision = precision.params_dtype in ("bf16", "fp16")
+    widths = _StateWidths(
+        master=(4 if not effective else (2 if optimizer.main_params_dtype in ("fp32", "fp16") else 4)) if low_precision else 0,
+        exp_avg=DTYPE_BYTES[optimizer.exp_avg_dtype] if aware else 4,
+        exp_avg_sq=DTYPE_BYTES[optimizer.exp_avg_sq_dtype] if aware else 4,
+        grad_copy=4 if low_precision and grad_width < 4 and not effective else 0,
+    )
+    master = moments = copies = 0
+    for param in params:
+        shards = expert_shards if param.expert else dense_shards
+        master += _state_bytes(ctx, param, shards, widths.master)
+        if optimizer.optimizer in ("muon", "dist_muon") and param.matrix:
+            # optimizer/__init__.py: matrices of layers have one fp32 momentum and no second moment under Muon
+            moments += _state_bytes(ctx, param, shards, 4)
+        elif optimizer.optimizer in ("sgd", "lion"):
+            moments += _state_bytes(ctx, param, shards, 4)
+        else:
+            moments += _state_bytes(ctx, param, shards, widths.exp_avg) + _state_bytes(ctx, param, shards, widths.exp_avg_sq)
+        copies += _state_bytes(ctx, param, shards, widths.grad_copy)
+    # Effective precision-aware: FusedAdam makes the master remainders itself, at the first step.
+    (after_step if effective else always)["master"] = master
+    after_step["moments"] = moments
+    if copies:
+        in_step["main_gradients"] = copies
+        if precision.params_dtype == "fp16" and not optimizer.use_distributed_optimizer:
+            # Float16OptimizerWithFloat16Params keeps the fp32 gradients from the step to the next zero_grad
+            after_step["main_gradients"], in_step = copies, {}
+
+    always["workspaces"] = _workspace_bytes(ctx, has_head=has_head, has_moe=has_moe)
+    always["buffers"] = _global_buffer_bytes(ctx, has_head=has_head, has_moe=has_moe)
+    if workload.train.create_attention_mask_in_dataloader:
+        always["buffers"] += s.batch * workload.train.seq_length**2 // workload.parallel.context_parallel_size
+    if in_flight_deferred:
+        always["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
+    dummies = 0
+    if features.gradient_accumulation_fusion and features.transformer_impl != "local" and not ctx.stand_in:
+        shapes = {p.shape for p in params if p.gemm} | ({(s.vocab, s.hidden)} if has_head and tied_copy else set())
+        dummies = sum(s.width * math.prod(shape) for shape in shapes)
+    return StaticBytes(
+        always=always,
+        after_backward={"dummy_wgrads": dummies} if dummies else {},
+        after_step=after_step,
+        in_step=in_step,
+        parameters=total,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StateWidths:
+    master: int
+    exp_avg: int
+    exp_avg_sq: int
+    grad_copy: int
+
+
+def _state_bytes(ctx: Context, param: Param, shards: int, width: int) -> int:
+    """Bytes of one optimizer state over the shard, blocks that the allocator does not split included."""
+    if not width:
+        return 0
+    one = math.prod(param.shape) * width
+    waste = unsplit_bytes(one, expandable_segments=ctx.stack.expandable_segments or ctx.stand_in)
+    return round(param.copies * (one + waste) / shards)
+
+
+def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
+    """Weights; under FP8 the GEMM weights are stored in one byte (FP8 parameters) or cached as such beside BF16.
+
+    Hopper needs a transposed copy of each FP8 weight; block-wise recipes always keep both directions
+    (TE module/base.py:get_weight_workspace at 2.17.1).
+    """
+    precision, width = ctx.workload.precision, ctx.sizes.width
+    gemm = sum(p.numel for p in params if p.gemm and p.name != "head.output")
+    rest = sum(p.numel for p in params) - gemm
+    if not precision.fp8:
+        return width * (gemm + rest)
+    directions = 2 if ctx.stack.sm < 100 or precision.fp8_recipe in ("blockwise", "mxfp8") else 1
+    return width * rest + gemm * (directions if precision.fp8_param else width + directions)
+
+
+def _workspace_bytes(ctx: Context, *, has_head: bool, has_moe: bool) -> int:
+    """cuBLAS workspaces of PyTorch (main and autograd thread, where torch.matmul runs) and of Transformer Engine."""
+    local = ctx.workload.features.transformer_impl == "local"
+    if ctx.stand_in:
+        return 0
+    total = 2 * ctx.stack.torch_workspace_bytes if has_head or local else 0
+    if not local:
+        total += ctx.stack.te_workspace_bytes * (1 + (4 if has_moe and ctx.workload.model.moe_grouped_gemm else 0))
+        if ctx.workload.features.tp_comm_overlap and ctx.sizes.tp > 1:
+            total += 3 * ctx.stack.te_workspace_bytes
+    return total
+
+
+def _global_buffer_bytes(ctx: Context, *, has_head: bool, has_moe: bool) -> int:
+    """The ``mpu`` global memory buffer: it grows to the largest user and is never freed.
+
+    Source: megatron/core/utils.py:GlobalMemoryBuffer at 24bad8e6; users: layers.py (sequence-parallel gather of the output
+    layer), mappings.py (gather of the allgather dispatcher), dot_product_attention.py (scores of local attention).
+    """
+    s, workload = ctx.sizes, ctx.workload
+    users = [0]
+    if has_head and s.sequence_parallel and s.tp > 1:
+        users.append(s.gathered_bytes)
+    ep = workload.parallel.expert_model_parallel_size * workload.parallel.etp
+    if has_moe and workload.model.moe_token_dispatcher_type == "allgather" and ep > 1:
+        users.append(ep * s.hidden_bytes)
+    if workload.features.transformer_impl == "local":
+        users.append(s.width * s.batch * s.heads * s.sequence**2)
+    return max(users)
