@@ -184,6 +184,8 @@ class Optimizer:
     use_megatron_fsdp: bool = False
     use_torch_fsdp2: bool = False
     data_parallel_sharding_strategy: str = "no_shard"
+    reuse_grad_buf_for_mxfp8_param_ag: bool = False
+    """MXFP8 parameters are gathered through the gradient buffer instead of a buffer of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

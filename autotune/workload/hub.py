@@ -1,0 +1,101 @@
+"""Model facts of the Hugging Face hub for machines that cannot reach it.
+
+``search_spaces/hub`` holds the configuration facts of the models that recipes of the catalog build from the hub, one
+JSON file a model, each with its source. They are served to Bridge as a hub cache, so its own conversion code runs on
+them unchanged; what the user's own cache holds goes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import search_spaces
+from autotune.records import load_json
+
+_FOLDER = Path(search_spaces.__file__).parent / "hub"
+_ANY_REVISION = "0" * 40
+_CONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubModel:
+    """Facts of one hub model.
+
+    Attributes:
+        model_id: Name on the hub.
+        source: Where the facts come from.
+        tokenizer_vocab_size: ``len(tokenizer)``: what Megatron's HuggingFaceTokenizer calls its vocabulary size.
+        config: The fields of its ``config.json`` that shape the network, or None if only the tokenizer is known.
+        revisions: Commits under which recipes ask for it, besides the newest.
+    """
+
+    model_id: str
+    source: str
+    tokenizer_vocab_size: int | None = None
+    config: Mapping[str, Any] | None = None
+    revisions: tuple[str, ...] = ()
+
+
+@cache
+def hub_models() -> tuple[HubModel, ...]:
+    """All known hub models."""
+    return tuple(load_json(path, HubModel) for path in sorted(_FOLDER.glob("*.json")))
+
+
+def tokenizer_sizes() -> dict[str, int]:
+    """Vocabulary size by model name, for tokenizers that are not at hand."""
+    return {m.model_id: m.tokenizer_vocab_size for m in hub_models() if m.tokenizer_vocab_size is not None}
+
+
+def reachable(environment: Mapping[str, str]) -> bool:
+    """Whether the hub can be asked: not switched off, and its host accepts a connection."""
+    if environment.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return False
+    endpoint = urlsplit(environment.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        with socket.create_connection((endpoint.hostname or "", endpoint.port or 443), timeout=_CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def offline_cache(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """A temporary hub cache of the user's own models plus the known ones; yields the variables that select it."""
+    own = _own_cache(environment)
+    with tempfile.TemporaryDirectory(prefix="autotune-hub-") as folder:
+        for path in sorted(own.glob("models--*")) if own.is_dir() else ():
+            (Path(folder) / path.name).symlink_to(path)
+        for model in hub_models():
+            root = Path(folder) / f"models--{model.model_id.replace('/', '--')}"
+            if model.config is not None and not root.exists():
+                _write_model(root, model)
+        yield {"HF_HUB_CACHE": folder, "HF_HUB_OFFLINE": "1"}
+
+
+def _write_model(root: Path, model: HubModel) -> None:
+    (root / "refs").mkdir(parents=True)
+    newest = model.revisions[0] if model.revisions else _ANY_REVISION
+    (root / "refs" / "main").write_text(newest)
+    for revision in {newest, *model.revisions}:
+        snapshot = root / "snapshots" / revision
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(model.config))
+
+
+def _own_cache(environment: Mapping[str, str]) -> Path:
+    # huggingface_hub/constants.py: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.
+    if "HF_HUB_CACHE" in environment:
+        return Path(environment["HF_HUB_CACHE"])
+    home = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
