@@ -32,6 +32,9 @@ class StagePeak:
     peak_bytes: int
     phase: str
     phases: tuple[PhasePeak, ...]
+    peak_p05_bytes: int | None = None
+    """Bounds of this stage's peak; None where nothing is known of its uncertainty."""
+    peak_p95_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
