@@ -51,7 +51,7 @@ def core_attention(
         inner = Tensor(
             name=f"{name}.scores",
             nbytes=kept * pairs,
-            group="attention_core",
+            group="attention",
             formula="(2 to 5) b a' s^2",
             source="TE backends.py:UnfusedDotProductAttention.forward at 2.9",
         )
@@ -61,7 +61,7 @@ def core_attention(
         inner = Tensor(
             name=f"{name}.softmax_lse",
             nbytes=4 * s.tokens * s.heads,
-            group="attention_core",
+            group="attention",
             formula="4 n a'",
             source=_BACKENDS,
         )

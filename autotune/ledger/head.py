@@ -21,7 +21,7 @@ def embedding_ops(ctx: Context) -> tuple[Op, ...]:
         Tensor(
             name="embedding.ids",
             nbytes=8 * s.tokens,
-            group="embedding",
+            group="hidden",
             formula="8 n",
             source="layers.py:VocabParallelEmbedding.forward at 24bad8e6",
         ),
@@ -31,7 +31,7 @@ def embedding_ops(ctx: Context) -> tuple[Op, ...]:
             Tensor(
                 name="embedding.dropout_mask",
                 nbytes=s.shard_tokens * s.hidden,
-                group="embedding",
+                group="hidden",
                 formula="n' h",
                 source="language_model_embedding.py:LanguageModelEmbedding.forward at 24bad8e6",
             ),

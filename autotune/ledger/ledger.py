@@ -153,6 +153,14 @@ class Ledger:
             floor_boundary=best,
         )
 
+    def states_bytes(self) -> int:
+        """Weights, gradients and optimizer state alone, on the heaviest stage: no boundary goes below this."""
+        groups = ("weights", "gradients", "optimizer_state")
+        return max(
+            sum(part.get(group, 0) for part in (stage.static.always, stage.static.after_step) for group in groups)
+            for stage in self._timeline.stages
+        )
+
     # ---- inside ----
 
     @staticmethod
@@ -161,23 +169,27 @@ class Ledger:
 
     def _predict(self, boundary: Boundary) -> Prediction:
         stage_peaks: list[StagePeak] = []
-        low = high = 0.0
         for stage in self._timeline.stages:
             phases = self._timeline.phases(stage, boundary)
             top = max(phases, key=lambda peak: peak.peak_bytes)
-            for peak in phases:
-                sd = standard_deviation(peak.terms, balanced=self._balanced)
-                low = max(low, peak.peak_bytes - Z95 * sd)
-                high = max(high, peak.peak_bytes + Z95 * sd)
+            deviations = [Z95 * standard_deviation(peak.terms, balanced=self._balanced) for peak in phases]
             stage_peaks.append(
-                StagePeak(stage=stage.index, rank=stage.rank, peak_bytes=top.peak_bytes, phase=top.phase, phases=phases)
+                StagePeak(
+                    stage=stage.index,
+                    rank=stage.rank,
+                    peak_bytes=top.peak_bytes,
+                    phase=top.phase,
+                    phases=phases,
+                    peak_p05_bytes=round(max(p.peak_bytes - d for p, d in zip(phases, deviations, strict=True))),
+                    peak_p95_bytes=round(max(p.peak_bytes + d for p, d in zip(phases, deviations, strict=True))),
+                )
             )
         worst = max(stage_peaks, key=lambda peak: peak.peak_bytes)
         replay, by_label = self._replay(boundary)
         return Prediction(
             peak_bytes=worst.peak_bytes,
-            peak_p05_bytes=round(low),
-            peak_p95_bytes=round(high),
+            peak_p05_bytes=max(peak.peak_p05_bytes or 0 for peak in stage_peaks),
+            peak_p95_bytes=max(peak.peak_p95_bytes or 0 for peak in stage_peaks),
             phase=worst.phase,
             stage=worst.stage,
             rank=worst.rank,

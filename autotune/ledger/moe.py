@@ -72,7 +72,7 @@ def _router(ctx: Context, name: str, norm_out: Tensor) -> Op:
     state = Tensor(
         name=f"{name}.router_state",
         nbytes=(4 * wide + 1) * s.shard_tokens * s.experts,
-        group="router",
+        group="moe",
         formula="17 n' E",
         source=_ROUTER,
     )
@@ -103,7 +103,7 @@ def _dispatch(ctx: Context, name: str) -> Op:
     maps = Tensor(
         name=f"{name}.row_id_maps",
         nbytes=4 * s.shard_tokens * (2 * s.experts + 1) + 8 * s.routed_tokens,
-        group="router",
+        group="moe",
         formula="4 n' (2 E + 1) + 8 T",
         source="TE permutation.py:_moe_permute_mask_map at 2.17.1",
     )

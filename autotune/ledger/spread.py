@@ -16,8 +16,6 @@ OFFSET = 0.006
 OFFSET_FLOOR_BYTES = 4 * 2**20
 _RELATIVE: Mapping[str, float] = {
     "workspaces": 0.10,
-    "dummy_wgrads": 0.05,
-    "buffers": 0.10,
     "p2p": 0.30,
     "transient": 0.20,
     "replay_transient": 0.10,
@@ -26,10 +24,9 @@ _RELATIVE: Mapping[str, float] = {
     "mamba": 0.02,
     "gdn": 0.08,
     "mtp": 0.08,
-    "router": 0.10,
     "deferred_wgrad": 0.05,
 }
-_ACTIVATIONS = ("hidden", "norm", "attention", "attention_core", "mla", "mlp", "moe", "shared_experts", "embedding", "logits")
+_ACTIVATIONS = ("hidden", "norm", "attention", "mla", "mlp", "moe", "shared_experts", "logits")
 _ACTIVATION_SD = 0.01
 UNBALANCED_SD = 0.06
 """Of the tokens that a rank's experts receive where routing is free."""

@@ -10,6 +10,9 @@ from autotune.workload.workload import Workload
 MIB = 2**20
 NEWEST_TE = (2, 18)
 """Newest Transformer Engine whose sources were read."""
+_FIRST_DETERMINISTIC_FLASH = (2, 4, 1)
+_FIRST_DETERMINISTIC_CONTAINER = (24, 3)
+"""NGC PyTorch 24.01 and 24.02 ship flash-attn 2.3 and older (release notes of the containers)."""
 DEFAULT_TE = (2, 17, 1)
 """What Megatron Bridge 0.6 resolves (uv.lock at 600d069b)."""
 _SM_OF_GPU = {
@@ -67,7 +70,10 @@ def attention_backend(workload: Workload, te: tuple[int, ...], sm: int) -> str:
         if sm < 90 or (sm >= 100 and (te < (2, 12) or model.attention_dropout > 0)):
             fused = False
         flash_version = version_tuple(workload.stack.flash_attn)
-        if flash_version is not None and flash_version < (2, 4, 1):
+        container = version_tuple(workload.stack.container)
+        if (flash_version or _FIRST_DETERMINISTIC_FLASH) < _FIRST_DETERMINISTIC_FLASH or (
+            flash_version is None and container is not None and container < _FIRST_DETERMINISTIC_CONTAINER
+        ):
             flash = False
     if model.softmax_type != "vanilla":
         flash = False

@@ -101,8 +101,9 @@ def static_bytes(
             moments += _state_bytes(ctx, param, shards, widths.exp_avg) + _state_bytes(ctx, param, shards, widths.exp_avg_sq)
         copies += _state_bytes(ctx, param, shards, widths.grad_copy)
     # Effective precision-aware: FusedAdam makes the master remainders itself, at the first step.
-    (after_step if effective else always)["master"] = master
-    after_step["moments"] = moments
+    group = after_step if effective else always
+    group["optimizer_state"] = master
+    after_step["optimizer_state"] = after_step.get("optimizer_state", 0) + moments
     if copies:
         in_step["main_gradients"] = copies
         if precision.params_dtype == "fp16" and not optimizer.use_distributed_optimizer:
@@ -110,9 +111,9 @@ def static_bytes(
             after_step["main_gradients"], in_step = copies, {}
 
     always["workspaces"] = _workspace_bytes(ctx, has_head=has_head, has_moe=has_moe)
-    always["buffers"] = _global_buffer_bytes(ctx, has_head=has_head, has_moe=has_moe)
+    always["workspaces"] += _global_buffer_bytes(ctx, has_head=has_head, has_moe=has_moe)
     if workload.train.create_attention_mask_in_dataloader:
-        always["buffers"] += s.batch * workload.train.seq_length**2 // workload.parallel.context_parallel_size
+        always["workspaces"] += s.batch * workload.train.seq_length**2 // workload.parallel.context_parallel_size
     if in_flight_deferred:
         always["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
     dummies = 0
@@ -121,7 +122,7 @@ def static_bytes(
         dummies = sum(s.width * math.prod(shape) for shape in shapes)
     return StaticBytes(
         always=always,
-        after_backward={"dummy_wgrads": dummies} if dummies else {},
+        after_backward={"workspaces": dummies} if dummies else {},
         after_step=after_step,
         in_step=in_step,
         parameters=total,
