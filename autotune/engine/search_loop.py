@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autotune.engine.events import Event, OnEvent
 from autotune.engine.run_directory import RunDirectory
 from autotune.records import to_builtins
 from autotune.search.evidence import Evidence
 from autotune.search.proposal import Proposal, Sampler, Stop
-from autotune.search.study import StudyLog
 from autotune.trial.backends.base import TrialBackend, TrialRequest
 from autotune.trial.comparison import compare
 from autotune.trial.record import TrialRecord
 from autotune.units import format_gb
+
+if TYPE_CHECKING:
+    from autotune.search.study import StudyLog
 
 
 @dataclass(slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def certificate(
             rows.append(_tried(candidate, verdict, evidence, answer))
         elif candidate.status in _RULED:
             rows.append(_row(candidate, _RULED[candidate.status], candidate.reason or candidate.status.replace("_", " ")))
-        elif answer is None or evidence.cost_ms(boundary) <= answer_cost:
+        elif answer is None or evidence.cost_ms(boundary) < answer_cost:
             rows.append(_untried(candidate, evidence, answer, why_open(boundary), posterior(boundary)))
     return tuple(rows)
 
@@ -62,7 +62,7 @@ def at_risk(candidates: Sequence[Candidate], evidence: Evidence, answer: Boundar
         prediction = candidate.prediction
         if prediction is None or candidate.status not in ("distinct", "not_checkable"):
             continue
-        if candidate.boundary in evidence.verdicts or evidence.cost_ms(candidate.boundary) > answer_cost:
+        if candidate.boundary in evidence.verdicts or evidence.cost_ms(candidate.boundary) >= answer_cost:
             continue
         if prediction.peak_bytes <= limit < prediction.peak_p95_bytes:
             rows.append(

@@ -17,7 +17,7 @@ from typing import IO, Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import BaseJournalFileLock, JournalFileBackend
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.boundary.boundary import Boundary
@@ -32,7 +32,7 @@ SMALLEST_VIOLATION = 0.001
 """Violation, as a share of the limit, of a failure whose peak is unknown or was reported under the limit."""
 
 
-class _KernelLock(BaseJournalFileLock):  # type: ignore[misc]
+class _KernelLock:
     """A lock that the kernel takes back from a killed process; Optuna's own leaves a file that blocks the next for 30 s."""
 
     def __init__(self, path: Path) -> None:
@@ -40,11 +40,13 @@ class _KernelLock(BaseJournalFileLock):  # type: ignore[misc]
         self._file: IO[bytes] | None = None
 
     def acquire(self) -> bool:
+        """Wait for the lock."""
         self._file = self._path.open("ab")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         return True
 
     def release(self) -> None:
+        """Give it back."""
         if self._file is not None:
             self._file.close()
             self._file = None
