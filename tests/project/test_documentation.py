@@ -1,0 +1,71 @@
+"""Commands and links in the documentation are real."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "requirements").glob("*.md")])
+BLOCK = re.compile(r"^```(?:console|sh|bash)\n(.*?)^```|((?:^    \S.*\n)+)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
+FAST = {"plan", "recipes", "--version", "--help"}
+"""Commands of autotune that take a second; the others have tests of their own."""
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Shell commands in the code blocks of a page, without prompts, comments and output."""
+    for block in BLOCK.finditer(page.read_text()):
+        text = block.group(1) or block.group(2)
+        for line in text.replace("\\\n", " ").splitlines():
+            command = line.strip().removeprefix("$ ").split("  #")[0].strip()
+            if command.startswith(("autotune ", "make ", "python -m ")):
+                yield command
+
+
+def fast_commands() -> list[tuple[str, str]]:
+    found = [(str(page.relative_to(ROOT)), command) for page in PAGES for command in commands(page)]
+    return sorted({(page, command) for page, command in found if command.split()[0] == "autotune" and command.split()[1] in FAST})
+
+
+def test_there_are_pages_and_commands() -> None:
+    assert {"README.md", "CONTRIBUTING.md"} <= {page.name for page in PAGES}
+    assert fast_commands() != []
+
+
+@pytest.mark.parametrize(("page", "command"), fast_commands())
+def test_fast_command_runs(page: str, command: str, command_environment: dict[str, str], tmp_path: Path) -> None:
+    arguments = shlex.split(command.split("|")[0])[1:]
+    process = subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        env=command_environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, f"{page}: {command}: {process.stderr}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wanted = {command.split()[1] for page in PAGES for command in commands(page) if command.startswith("make ")}
+    assert wanted - targets == set()
+
+
+def test_relative_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in LINK.findall(page.read_text()):
+            if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_every_decision_is_numbered_once_and_answers() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [page.name[:3] for page in pages]
+    assert len(numbers) == len(set(numbers))
+    assert all(number.isdigit() for number in numbers)
