@@ -98,10 +98,9 @@ def resolve_stack(workload: Workload) -> ResolvedStack:
         sm = 90
         notes.append(f"GPU {workload.hardware.gpu} unknown: H100 assumed")
     env = {key: str(value) for key, value in workload.env_vars.items()}
-    deterministic = workload.train.deterministic_mode or env.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
     # PyTorch CublasHandlePool.cpp:parseChosenWorkspaceSize: 32 MiB on sm90, else 4096 KiB * 2 + 16 KiB * 8; the
     # environment decides first, and deterministic mode asks for :4096:8 (megatron/training/determinism.py).
-    configured = env.get("CUBLAS_WORKSPACE_CONFIG") or (":4096:8" if deterministic else "")
+    configured = env.get("CUBLAS_WORKSPACE_CONFIG") or (":4096:8" if workload.train.deterministic_mode else "")
     container = version_tuple(workload.stack.container)
     if configured:
         pairs = re.findall(r":(\d+):(\d+)", configured)

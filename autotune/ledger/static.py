@@ -27,6 +27,8 @@ class StaticBytes:
     """From the first backward on: cached dummy weight gradients."""
     after_step: dict[str, int]
     """From the first optimizer step on: moments (and master weights that the optimizer itself makes)."""
+    in_forward: dict[str, int]
+    """Only during forward and loss: the dense attention mask of the micro batch."""
     in_step: dict[str, int]
     """Only while the optimizer steps: fp32 copies of low-precision gradients."""
     parameters: int
@@ -106,14 +108,11 @@ def static_bytes(
     after_step["optimizer_state"] = after_step.get("optimizer_state", 0) + moments
     if copies:
         in_step["main_gradients"] = copies
-        if precision.params_dtype == "fp16" and not optimizer.use_distributed_optimizer:
-            # Float16OptimizerWithFloat16Params keeps the fp32 gradients from the step to the next zero_grad
-            after_step["main_gradients"], in_step = copies, {}
 
     always["workspaces"] = _workspace_bytes(ctx, has_head=has_head, has_moe=has_moe)
     always["workspaces"] += _global_buffer_bytes(ctx, has_head=has_head, has_moe=has_moe)
-    if workload.train.create_attention_mask_in_dataloader:
-        always["workspaces"] += s.batch * workload.train.seq_length**2 // workload.parallel.context_parallel_size
+    # get_batch makes a [b, 1, s, s] mask of bools; it dies with the forward step unless a checkpoint has it as its input
+    mask = s.batch * workload.train.seq_length * s.sequence if workload.train.create_attention_mask_in_dataloader else 0
     if in_flight_deferred:
         always["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
     dummies = 0
@@ -124,6 +123,7 @@ def static_bytes(
         always=always,
         after_backward={"workspaces": dummies} if dummies else {},
         after_step=after_step,
+        in_forward={"transient": mask} if mask else {},
         in_step=in_step,
         parameters=total,
     )

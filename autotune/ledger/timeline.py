@@ -68,6 +68,7 @@ class Timeline:
         warm = dict(base)
         add_terms(warm, stage.static.after_backward)
         forward_base = base if iteration == "first" and not stage.first_backward_before_peak else warm
+        keeps_mask = boundary.granularity == "full" or "core_attn" in boundary.modules
         best: dict[str, tuple[int, Moment]] = {}
         for moment in stage.moments:
             others = sum(count * cost.held_bytes for count, cost in zip(moment.in_flight, costs, strict=True))
@@ -84,6 +85,8 @@ class Timeline:
             own_terms = {"backward": cost.backward, "loss": cost.loss or cost.forward, "forward": cost.forward}[phase][1]
             terms = dict(warm if phase == "backward" else forward_base)
             add_terms(terms, own_terms)
+            if phase != "backward" or keeps_mask:
+                add_terms(terms, stage.static.in_forward)
             for count, other in zip(moment.in_flight, costs, strict=True):
                 if count:
                     add_terms(terms, other.held, count)
