@@ -18,11 +18,11 @@ _VARIANT = re.compile(
 )
 
 
-def test_family(row_id: str) -> str:
+def case_family(row_id: str) -> str:
     """The test a row belongs to: its id without environment, resume, node-count and batch-count variants.
 
     Example:
-        >>> test_family("mlm:gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap:dev_dgx_h100")
+        >>> case_family("mlm:gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap:dev_dgx_h100")
         'mlm:gpt/gpt3_mcore_te_tp1_pp4_vp1_tunable_overlap'
     """
     parts = row_id.split(":")
@@ -35,4 +35,4 @@ def test_family(row_id: str) -> str:
 
 def half(row_id: str) -> Half:
     """The half of a row: the parity of the SHA-256 of its test family."""
-    return "A" if hashlib.sha256(test_family(row_id).encode()).digest()[0] % 2 == 0 else "B"
+    return "A" if hashlib.sha256(case_family(row_id).encode()).digest()[0] % 2 == 0 else "B"
