@@ -137,7 +137,9 @@ def read_accepted_set(source: str) -> frozenset[str] | None:
 
     for node in ast.walk(ast.parse(source)):
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            for index, statement in enumerate(block if isinstance(block, list) else ()):
+            if not isinstance(block, list):
+                continue
+            for index, statement in enumerate(block):
                 labels = literal_strings(statement)
                 if labels and any(mentions_modules(later) for later in block[index + 1 : index + 3]):
                     return labels

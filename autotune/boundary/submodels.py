@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from autotune.workload.workload import Workload
+
+Reach = Literal["yes", "full only", "no", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,53 +16,52 @@ class SubModel:
     """A part of a multimodal model with a configuration of its own, and what a patch of ``cfg.model`` does to it."""
 
     name: str
-    reached: str
-    """``yes``, ``full only``, ``no`` or ``unknown``."""
+    reached: Reach
     why: str
 
 
-_BRIDGE_SUBMODELS = (
-    # (prefix of the setting, name, reached, why); read in Megatron Bridge 600d069b
+_PARTS = {
+    # name: words that a setting of model.* begins with where the part is there (providers of Megatron Bridge 600d069b)
+    "vision tower": ("vision_", "freeze_vision_"),
+    "audio encoder": ("audio_", "freeze_audio_"),
+    "sound encoder": ("sound_", "freeze_sound_", "has_sound"),
+    "thinker": ("thinker_",),
+    "talker": ("talker_",),
+}
+_COPIES_FULL = "copies granularity, method and num_layers of the language model, and not its modules"
+_FAMILIES: tuple[tuple[tuple[str, ...], Reach, str], ...] = (
+    (("qwen3vl",), "full only", f"{_COPIES_FULL} (Bridge models/qwen_vl/modelling_qwen3_vl/transformer_config.py:78-80)"),
+    (("ernie45vl",), "full only", f"{_COPIES_FULL} (Bridge models/ernie_vl/.../vision_transformer_config.py:93-97)"),
+    (("exaone45",), "full only", f"{_COPIES_FULL} (Bridge models/exaone/.../transformer_config.py:67-69)"),
     (
-        "model.vision_transformer_config",
-        "vision tower",
-        "full only",
-        "copies granularity, method and num_layers from the language model, and not modules "
-        "(models/qwen_vl/modelling_qwen3_vl/transformer_config.py:78-80)",
-    ),
-    ("model.vision_cfg", "vision tower", "no", "sets its own to None (models/nemotron_omni/nemotron_omni_provider.py:106-108)"),
-    (
-        "model.vision_proj_cfg",
-        "vision projector",
+        ("nemotronomni", "nemotronvl"),
         "no",
-        "sets its own to None (models/nemotron_omni/nemotron_omni_provider.py:136-138)",
+        "is built with recompute off (Bridge models/nemotron_omni/..._provider.py:106-138, 254)",
     ),
-    (
-        "model.sound_proj_cfg",
-        "sound projector",
-        "no",
-        "sets its own to None (models/nemotron_omni/nemotron_omni_provider.py:254-256)",
-    ),
-    ("model.vision", "vision tower", "unknown", "has a configuration of its own that was not studied"),
-    ("model.audio", "audio encoder", "unknown", "has a configuration of its own that was not studied"),
-    ("model.sound", "sound encoder", "unknown", "has a configuration of its own that was not studied"),
-    ("model.thinker", "thinker", "unknown", "has a configuration of its own that was not studied"),
-    ("model.talker", "talker", "unknown", "has a configuration of its own that was not studied"),
 )
+_NOT_STUDIED = "has a configuration of its own that was not studied: check it before counting on the patch"
 
 
-def submodels(other: Mapping[str, Any]) -> tuple[SubModel, ...]:
-    """The sub-models a workload names in its other settings, and whether the boundary's patch reaches them.
-
-    Empty for a language model alone. The language model itself is listed first, and always reached.
-    """
-    found: dict[str, SubModel] = {}
-    for prefix, name, reached, why in _BRIDGE_SUBMODELS:
-        if name not in found and any(key.startswith(prefix) for key in other):
-            found[name] = SubModel(name=name, reached=reached, why=why)
+def submodels(workload: Workload) -> tuple[SubModel, ...]:
+    """The sub-models that the workload's settings show, the language model first; empty for a language model alone."""
+    named = [
+        key.removeprefix("model.") for key, value in workload.other.items() if key.startswith("model.") and value is not None
+    ]
+    found = [part for part, words in _PARTS.items() if any(name.startswith(words) for name in named)]
     if not found:
         return ()
-    return (SubModel(name="language model", reached="yes", why="cfg.model is its configuration"), *found.values())
+    reached, why = _of_family(workload)
+    language = SubModel(name="language model", reached="yes", why="cfg.model is its configuration")
+    return (language, *(SubModel(name=part, reached=reached, why=why) for part in found))
+
+
+def _of_family(workload: Workload) -> tuple[Reach, str]:
+    words = (workload.name, workload.source.reference, str(workload.other.get("model.hf_model_id", "")))
+    text = "".join(letter for letter in " ".join(words).lower() if letter.isalnum() or letter == " ")
+    for family, reached, why in _FAMILIES:
+        if any(word in text for word in family):
+            return reached, why
+    return "unknown", _NOT_STUDIED
 
 
 def own_settings(other: Mapping[str, Any]) -> tuple[str, ...]:
