@@ -22,6 +22,8 @@ from autotune.report.text import (
 from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost
 
 Row = tuple[str, ...]
+BEST = 5
+"""Settings that fit, listed after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Facts:
         verdict: Kind and verdict in one line, with the reason.
         answer: Name and text of each figure of the answer.
         patch: The four fields as Python literals; empty where there is no answer.
+        tables: At risk, settings that fit, certificate, breakpoints, levers, trials; one without rows is not shown.
         claims: What the answer does not prove.
     """
 
@@ -50,11 +53,7 @@ class Facts:
     verdict: str
     answer: tuple[tuple[str, str], ...]
     patch: tuple[tuple[str, str], ...]
-    at_risk: Table
-    certificate: Table
-    breakpoints: Table
-    remedies: Table
-    trials: Table
+    tables: tuple[Table, ...]
     contract: tuple[tuple[str, str], ...]
     claims: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -68,11 +67,14 @@ def collect(view: RunView) -> Facts:
         verdict=f"{recommendation.kind}, {recommendation.verdict}: {recommendation.verdict_reason}",
         answer=_answer(recommendation),
         patch=() if view.answer is None else python_fields(view.answer),
-        at_risk=_at_risk(recommendation),
-        certificate=_certificate(recommendation),
-        breakpoints=breakpoint_table(recommendation.breakpoints),
-        remedies=remedy_table(recommendation.remedies),
-        trials=_trials(recommendation),
+        tables=(
+            _at_risk(recommendation),
+            _fitting(view),
+            _certificate(recommendation),
+            breakpoint_table(recommendation.breakpoints),
+            remedy_table(recommendation.remedies),
+            _trials(recommendation),
+        ),
         contract=contract_rows(view.workload, recommendation, view.answer_trial),
         claims=recommendation.claims,
         warnings=recommendation.warnings,
@@ -106,7 +108,9 @@ def _answer(recommendation: Recommendation) -> tuple[tuple[str, str], ...]:
         rows.append(("reserved peak", f"{size(recommendation.reserved_peak_bytes)}, {kind}"))
     if recommendation.hot_rank is not None:
         measured = f"{recommendation.ranks_measured} of {recommendation.world_size} ranks measured"
-        rows.append(("hot rank", f"rank {recommendation.hot_rank}, {kind}; {measured}"))
+        rows.append(
+            ("hot rank" if kind != "predicted" else "heaviest rank", f"rank {recommendation.hot_rank}, {kind}; {measured}")
+        )
     if recommendation.step_ms is not None:
         rows.append(("step time", f"{milliseconds(recommendation.step_ms)}, {kind}, median of steady steps"))
     if recommendation.replay_cost is not None:
@@ -162,6 +166,25 @@ def _at_risk(recommendation: Recommendation) -> Table:
     )
 
 
+def _fitting(view: RunView) -> Table:
+    rows = [row for row in view.plan.candidates if row.fits and row.status == "distinct"] if view.plan else []
+    rows.sort(key=lambda row: (row.replay_ms or 0.0, row.order))
+    return Table(
+        title="Settings that fit by prediction",
+        note="Cheapest first; each predicted 95 % peak is within the limit.",
+        columns=("setting", "peak", "95 % peak", "replay"),
+        rows=tuple(
+            (
+                _name(row.boundary),
+                size(row.peak_bytes),
+                size(row.peak_p95_bytes),
+                milliseconds(row.replay_ms, signed=True),
+            )
+            for row in rows[:BEST]
+        ),
+    )
+
+
 def _certificate(recommendation: Recommendation) -> Table:
     return Table(
         title="Certificate",
@@ -176,7 +199,8 @@ def _certificate(recommendation: Recommendation) -> Table:
                 milliseconds(row.replay_ms, signed=True),
                 milliseconds(row.step_ms),
                 row.basis,
-                row.reason,
+                # The figures of a prediction stand in the columns; its reason repeats them after a colon.
+                row.reason.partition(":")[0] if row.basis == "predicted" else row.reason,
             )
             for row in recommendation.certificate
         ),
@@ -229,5 +253,6 @@ def _trials(recommendation: Recommendation) -> Table:
                 row.reason if row.repeat_reason is None else f"{row.reason} (repeat: {row.repeat_reason})",
             )
             for row in recommendation.trials
+            if row.kind != "predicted"  # a prediction is no trial
         ),
     )

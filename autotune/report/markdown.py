@@ -15,7 +15,7 @@ def render(facts: Facts) -> str:
         parts += ["## Patch", f"```python\n{lines}\n```"]
     if facts.warnings:
         parts += ["## Warnings", _list(facts.warnings)]
-    for table in (facts.at_risk, facts.certificate, facts.breakpoints, facts.remedies, facts.trials):
+    for table in facts.tables:
         if table.rows:
             parts += [f"## {table.title}", table.note, _table(table)]
     if facts.claims:

@@ -121,8 +121,7 @@ def _fits(row: PlanRow, chosen: bool) -> str:
 
 def _stages(rows: Sequence[PlanRow]) -> Table:
     table = []
-    for row in dict.fromkeys(r.name for r in rows):
-        found = next(r for r in rows if r.name == row)
+    for found in {row.name: row for row in rows if len(row.stages) > 1}.values():
         heaviest = max((stage.peak_bytes for stage in found.stages), default=0)
         for stage in found.stages:
             mark = "heaviest" if stage.peak_bytes == heaviest else ""

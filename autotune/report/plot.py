@@ -1,22 +1,32 @@
-"""Which settings the memory-against-time plot shows."""
+"""Which settings the memory-against-time plot shows, and by which mark."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from autotune.engine.plan import PlanResult
 from autotune.report.scatter import Point
 from autotune.search.outcome import Recommendation
 
-CHOSEN = "*"
-OTHER = "o"
+CHOSEN, TRIED, PREDICTED = "*", "o", "."
+_LEGEND = {CHOSEN: "chosen", TRIED: "from trials", PREDICTED: "predicted"}
+
+
+def legend(found: Sequence[Point]) -> str:
+    """What the marks mean, as far as they occur: ``* chosen, . predicted``."""
+    marks = {point.mark for point in found}
+    return ", ".join(f"{mark} {text}" for mark, text in _LEGEND.items() if mark in marks)
 
 
 def points(recommendation: Recommendation) -> tuple[Point, ...]:
     """Peak in GB against replay in ms: cheaper settings, the runner-up, and the chosen one last, drawn on top."""
     rows = [*recommendation.certificate, *([recommendation.runner_up] if recommendation.runner_up else [])]
     found = [
-        Point(x=row.replay_ms, y=row.peak_bytes / 1e9, mark=OTHER)
+        Point(x=row.replay_ms, y=row.peak_bytes / 1e9, mark=PREDICTED if row.basis == "predicted" else TRIED)
         for row in rows
-        if row.replay_ms is not None and row.peak_bytes is not None
+        if row.replay_ms is not None
+        and row.peak_bytes is not None
+        and row.basis in ("predicted", "measured", "replayed", "switched")
     ]
     if recommendation.peak_bytes is not None and recommendation.replay_cost is not None:
         found.append(Point(x=recommendation.replay_cost.ms, y=recommendation.peak_bytes / 1e9, mark=CHOSEN))
@@ -25,11 +35,9 @@ def points(recommendation: Recommendation) -> tuple[Point, ...]:
 
 def plan_points(result: PlanResult) -> tuple[Point, ...]:
     """Every distinct setting of a plan, the cheapest that fits on top."""
-    usable = [
-        row for row in result.candidates if row.peak_bytes is not None and row.replay_ms is not None and row.status == "distinct"
-    ]
-    chosen = min((row for row in usable if row.fits), key=lambda row: (row.replay_ms or 0.0, row.order), default=None)
-    ordered = [row for row in usable if row is not chosen] + ([chosen] if chosen else [])
+    chosen = min((row for row in result.candidates if row.fits), key=lambda row: (row.replay_ms or 0.0, row.order), default=None)
     return tuple(
-        Point(x=row.replay_ms or 0.0, y=(row.peak_bytes or 0) / 1e9, mark=CHOSEN if row is chosen else OTHER) for row in ordered
+        Point(x=row.replay_ms, y=row.peak_bytes / 1e9, mark=CHOSEN if row is chosen else PREDICTED)
+        for row in sorted(result.candidates, key=lambda row: row is chosen)
+        if row.peak_bytes is not None and row.replay_ms is not None and row.status == "distinct"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.boundary.boundary import Boundary
+from autotune.engine.plan import PlanResult
 from autotune.errors import RequestError
 from autotune.records import load_json
 from autotune.search.outcome import Recommendation
@@ -20,6 +21,7 @@ class RunView:
     folder: Path
     recommendation: Recommendation
     workload: Workload
+    plan: PlanResult | None
     trials: tuple[TrialRecord, ...]
 
     @property
@@ -53,5 +55,6 @@ def read_run(folder: Path) -> RunView:
         folder=folder,
         recommendation=load_json(folder / "recommendation.json", Recommendation),
         workload=load_json(folder / "workload.json", Workload),
+        plan=load_json(plan, PlanResult) if (plan := folder / "candidates.json").is_file() else None,
         trials=tuple(load_json(path, TrialRecord) for path in sorted(folder.glob("trials/*/record.json"))),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.report.facts import Facts, Table
 from autotune.report.markdown import used_columns
-from autotune.report.plot import CHOSEN, OTHER, points
+from autotune.report.plot import legend, points
 from autotune.report.run_view import RunView
 from autotune.report.scatter import Point, draw
 
@@ -46,7 +46,7 @@ def print_result(view: RunView, facts: Facts) -> None:
     print_plot(out, points(view.recommendation), view.recommendation.mem_target_bytes / 1e9)
     for warning in facts.warnings:
         out.print(Text(f"warning: {warning}", style="yellow"))
-    for table in (facts.at_risk, facts.certificate, facts.breakpoints, facts.remedies, facts.trials):
+    for table in facts.tables:
         print_table(out, table, rest=view.folder / "report.md")
     if facts.claims:
         out.print(Text("\nWhat this does not prove", style="bold"))
@@ -84,7 +84,7 @@ def print_plot(out: Console, found: Sequence[Point], limit_gb: float | None) -> 
         width=min(out.width, 100),
         height=12,
         x_title="replay, ms a step",
-        y_title=f"peak in GB against replay time ({CHOSEN} chosen, {OTHER} other settings)",
+        y_title=f"peak in GB against replay time ({legend(found)})",
         line_name="limit",
     )
     if lines:

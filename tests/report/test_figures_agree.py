@@ -72,8 +72,7 @@ def flat(text: str) -> str:
 
 
 def texts(facts: Facts) -> list[str]:
-    tables = [facts.at_risk, facts.certificate, facts.breakpoints, facts.remedies, facts.trials]
-    cells = [cell for table in tables for row in table.rows for cell in row if cell != "-"]
+    cells = [cell for table in facts.tables for row in table.rows for cell in row if cell != "-"]
     return [facts.headline, facts.verdict, *(text for _, text in facts.answer), *cells, *facts.claims, *facts.warnings]
 
 
