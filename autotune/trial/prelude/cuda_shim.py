@@ -108,8 +108,29 @@ def install(counter: Counter, capacity_bytes: int | None = None) -> None:
     _loader(counter)
 
 
+_DEFAULT_DEVICES = [False]
+"""For each open ``with torch.device(...)``: whether it names a GPU."""
+
+
 def _factories(counter: Counter) -> None:
     """Cuda devices become the CPU, counted; without a device the result is host memory."""
+    from torch.utils._device import DeviceContext
+
+    real_init, real_enter, real_exit = DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__
+
+    def init(self: Any, device: Any) -> None:
+        self.names_gpu = is_cuda_device(device)
+        real_init(self, _CPU if self.names_gpu else device)
+
+    def enter(self: Any) -> Any:
+        _DEFAULT_DEVICES.append(self.names_gpu)
+        return real_enter(self)
+
+    def leave(self: Any, *arguments: Any) -> Any:
+        _DEFAULT_DEVICES.pop()
+        return real_exit(self, *arguments)
+
+    DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__ = init, enter, leave  # type: ignore[method-assign]
 
     def made(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -118,7 +139,7 @@ def _factories(counter: Counter) -> None:
             if is_cuda_device(device):
                 keywords["device"] = _CPU
                 return real(*arguments, **keywords)
-            if keywords.get("out") is not None:
+            if keywords.get("out") is not None or (device is None and _DEFAULT_DEVICES[-1]):
                 return real(*arguments, **keywords)
             with counter.paused():
                 return real(*arguments, **keywords)
@@ -214,7 +235,7 @@ def _device_functions() -> None:
         yield
 
     cuda: dict[str, Any] = {
-        "current_device": lambda: 0,
+        "current_device": lambda: "cuda:0",  # A name, not an index: torch.device(0) would ask for the accelerator.
         "device_count": lambda: 1,
         "set_device": nothing,
         "synchronize": nothing,
@@ -270,8 +291,9 @@ def _memory_functions(counter: Counter, capacity_bytes: int | None) -> None:
 
 
 def _random_functions(counter: Counter) -> None:
-    """The device's generator is the CPU's; its state is host memory, as a GPU's is."""
+    """The device's generator is the one that CPU operations draw from; the host's state is kept beside and draws nothing."""
     real_get, real_set, real_seed = torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed
+    host_state = [real_get()]
 
     def get_state(device: Any = None) -> Tensor:
         with counter.paused():
@@ -291,10 +313,9 @@ def _random_functions(counter: Counter) -> None:
     for name, function in functions.items():
         setattr(torch.cuda, name, function)
         setattr(torch.cuda.random, name, function)
-    torch.get_rng_state = get_state
-    torch.random.get_rng_state = get_state
-    torch.set_rng_state = set_state
-    torch.random.set_rng_state = set_state
+    for module in (torch, torch.random):
+        module.get_rng_state = lambda: host_state[0]
+        module.set_rng_state = lambda state: host_state.__setitem__(0, state)
 
 
 def _loader(counter: Counter) -> None:

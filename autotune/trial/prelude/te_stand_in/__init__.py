@@ -9,13 +9,13 @@ raises ``NotImplementedError`` with the name.
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import importlib.util
 import sys
 import types
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.trial.prelude.modules import make_module
 
 VERSION = "2.17.1"
 """The Transformer Engine whose behaviour is stood in for; Megatron takes its code paths by this number."""
@@ -66,18 +66,6 @@ def _absent(name: str) -> Any:
     return call
 
 
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = types.ModuleType(name, "Stands for a module of Transformer Engine.")
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
-    module.__path__ = []
-    module.__dict__.update(members)
-    sys.modules[name] = module
-    parent, _, leaf = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], leaf, module)
-    return module
-
-
 def install() -> None:
     """Register the package as ``transformer_engine``, before Megatron is imported.
 
@@ -91,11 +79,11 @@ def install() -> None:
     from autotune.trial.prelude.te_stand_in import attention, base, distributed, grouped_linear, kernels, linear, norm, optimizers
 
     te = "transformer_engine"
-    _module(te, __version__=VERSION, __stand_in__=True)
-    _module(f"{te}.common")
+    make_module(te, __version__=VERSION)
+    make_module(f"{te}.common")
     recipes = ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling")
     formats = types.SimpleNamespace(E4M3="E4M3", HYBRID="HYBRID")
-    _module(f"{te}.common.recipe", Format=formats, **{name: type(name, (_Refused,), {}) for name in (*recipes, "Recipe")})
+    make_module(f"{te}.common.recipe", Format=formats, **{name: type(name, (_Refused,), {}) for name in (*recipes, "Recipe")})
     fp8 = {
         "FP8GlobalStateManager": FP8GlobalStateManager,
         "fp8_autocast": fp8_autocast,
@@ -111,21 +99,21 @@ def install() -> None:
         "RMSNorm": norm.RMSNorm,
         "DotProductAttention": attention.DotProductAttention,
     }
-    _module(f"{te}.pytorch", **modules, **fp8)
-    _module(f"{te}.pytorch.fp8", **fp8)
-    _module(f"{te}.pytorch.tensor", QuantizedTensor=_Refused)
-    _module(f"{te}.pytorch.ops", Sequential=_Refused, FusibleOperation=_Refused)  # Base classes and annotations only.
-    _module(f"{te}.pytorch.module", **modules)
-    _module(f"{te}.pytorch.module.base", TransformerEngineBaseModule=base.BaseModule, get_dummy_wgrad=_dummy_wgrad)
-    _module(f"{te}.pytorch.distributed", **_public(distributed))
-    _module(f"{te}.pytorch.optimizers", **_public(optimizers))
-    _module(
+    make_module(f"{te}.pytorch", **modules, **fp8)
+    make_module(f"{te}.pytorch.fp8", **fp8)
+    make_module(f"{te}.pytorch.tensor", QuantizedTensor=_Refused)
+    make_module(f"{te}.pytorch.ops", Sequential=_Refused, FusibleOperation=_Refused)  # Base classes and annotations only.
+    make_module(f"{te}.pytorch.module", **modules)
+    make_module(f"{te}.pytorch.module.base", TransformerEngineBaseModule=base.BaseModule, get_dummy_wgrad=_dummy_wgrad)
+    make_module(f"{te}.pytorch.distributed", **_public(distributed))
+    make_module(f"{te}.pytorch.optimizers", **_public(optimizers))
+    make_module(
         f"{te}.pytorch.router",
         **{n: _absent(n) for n in ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")},
     )
     # TE's modules add weight gradients into main_grad themselves; Megatron's own output layer asks this package of Apex.
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
-        _module(
+        make_module(
             "fused_weight_gradient_mlp_cuda",
             wgrad_gemm_accum_fp32=lambda x, dy, grad: kernels.matmul_into(grad, dy.t(), x, accumulate=True),
             wgrad_gemm_accum_fp16=lambda x, dy, grad: kernels.matmul_into(grad, dy.t(), x, accumulate=True),
