@@ -100,21 +100,26 @@ class _Step:
     loss: bool
 
 
-def chunk_cost(layers: Sequence[BuiltLayer], boundary: Boundary, *, pooled: bool) -> ChunkCost:
+def chunk_cost(
+    layers: Sequence[BuiltLayer], boundary: Boundary, *, pooled: bool, retains: bool = True, input_share: int = 1
+) -> ChunkCost:
     """Cost of a chunk.
 
     Args:
         layers: The chunk's layers, with the embedding and the head where the chunk has them.
         boundary: The recompute setting.
         pooled: After capture: captured layers keep nothing outside their graph pool, and labels inside them are inert.
+        retains: Whether what a region keeps after its backward is seen while the chunk runs. A module attribute holds the
+            graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
+        input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
     """
-    steps = _steps(layers, boundary, pooled)
+    steps = _steps(layers, boundary, pooled, input_share)
     result = ChunkCost(retained_bytes=sum(step.retained_bytes for step in steps))
     prefix: dict[str, int] = {}
-    level, later = 0, result.retained_bytes
+    level, later = 0, result.retained_bytes if retains else 0
     best_forward, best_loss, best_backward = 0, 0, 0
     for step in steps:
-        later -= step.retained_bytes
+        later -= step.retained_bytes if retains else 0
         # Going forward, what later layers retained from the last step is still there.
         forward = level + later + step.forward_peak
         if step.loss and forward >= best_loss:
@@ -143,7 +148,7 @@ def _with(prefix: dict[str, int], terms: dict[str, int], *, retained: int, trans
     return out
 
 
-def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool) -> list[_Step]:
+def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool, share: int) -> list[_Step]:
     if boundary.granularity != "full":
         labels = frozenset(boundary.modules)
         return [_single(built, labels, pooled) for built in layers]
@@ -154,19 +159,19 @@ def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool) -> li
     for built in layers:
         if built.kind is None:
             if group:
-                steps.append(_full(group))
+                steps.append(_full(group, share))
                 group = []
             steps.append(_single(built, frozenset(), pooled))
         elif boundary.method == "uniform":
             group.append(built)
             if len(group) == per_group:
-                steps.append(_full(group))
+                steps.append(_full(group, share))
                 group = []
         else:
-            steps.append(_full([built]) if depth < per_group else _single(built, frozenset(), pooled))
+            steps.append(_full([built], share) if depth < per_group else _single(built, frozenset(), pooled))
             depth += 1
     if group:
-        steps.append(_full(group))
+        steps.append(_full(group, share))
     return steps
 
 
@@ -191,7 +196,7 @@ def inert_free(layer: Layer, labels: frozenset[str]) -> frozenset[str]:
     return labels & discarding
 
 
-def _full(group: list[BuiltLayer]) -> _Step:
+def _full(group: list[BuiltLayer], share: int) -> _Step:
     """Layers checkpointed together: their first input stays; backward restores them all, then runs through them."""
     first = group[0].layer
     entry = next(tensor for op in first.ops for tensor in op.saves if tensor.name.endswith(".x"))
@@ -207,5 +212,6 @@ def _full(group: list[BuiltLayer]) -> _Step:
     # The first pass runs without gradients: a layer's own tensors die with it.
     forward = max(cost.forward_peak for cost in costs)
     retained = 2 * entry.nbytes if any(built.kind is not None and built.kind.mlp == "moe" for built in group) else 0
-    terms = {entry.group: entry.nbytes, "replay_transient": kept - entry.nbytes, "transient": transient}
-    return _Step({entry.group: entry.nbytes}, entry.nbytes, max(forward, entry.nbytes), backward, terms, retained, False)
+    stored = entry.nbytes // share
+    terms = {entry.group: stored, "replay_transient": kept - stored, "transient": transient}
+    return _Step({entry.group: stored}, stored, max(forward, entry.nbytes), backward, terms, retained, False)

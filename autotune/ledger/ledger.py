@@ -25,6 +25,8 @@ from autotune.workload.gpu import gpu_names, load_gpu
 from autotune.workload.pipeline import Stage, stages
 from autotune.workload.workload import Workload
 
+KNOWN_LABELS = frozenset({"core_attn", "gdn_norm_out", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"})
+"""Labels of Megatron Core 0.19.2 (transformer_config.py); newer ones are shown as not known."""
 Variant = Literal["te", "stand_in"]
 
 
@@ -197,7 +199,7 @@ class Ledger:
             replay_ms=replay,
             replay_ms_by_label=by_label,
             inert_labels=self._inert(boundary),
-            notes=self.context.stack.notes,
+            notes=self._notes(boundary),
         )
 
     @cached_property
@@ -243,6 +245,15 @@ class Ledger:
             if not acts:
                 inert.append(label)
         return tuple(inert)
+
+    def _notes(self, boundary: Boundary) -> tuple[str, ...]:
+        notes = list(self.context.stack.notes)
+        notes += [
+            f"label {label} is not known to the ledger: priced as without effect"
+            for label in boundary.modules
+            if label not in KNOWN_LABELS
+        ]
+        return tuple(notes)
 
     def _layer_lines(self, built: BuiltLayer, labels: frozenset[str], boundary: Boundary) -> list[LedgerLine]:
         layer = built.layer

@@ -34,7 +34,10 @@ class Timeline:
     def __init__(self, ctx: Context, stages: Sequence[StageModel]) -> None:
         self.ctx = ctx
         self.stages = tuple(stages)
-        self._cache: dict[tuple[int, bool], ChunkCost] = {}
+        self._cache: dict[tuple[int, bool, bool], ChunkCost] = {}
+        features = ctx.workload.features
+        # random.py:CheckpointFunction.forward splits the first input over the tensor-parallel ranks
+        self._input_share = ctx.sizes.tp if features.distribute_saved_activations and not ctx.sizes.sequence_parallel else 1
         self._boundary: Boundary | None = None
         self._signatures: dict[tuple[int, ...], int] = {}
 
@@ -47,17 +50,18 @@ class Timeline:
             peaks += self._iteration(stage, boundary, iteration)
         return tuple(peaks)
 
-    def _chunk(self, layers: tuple[BuiltLayer, ...], boundary: Boundary, pooled: bool) -> ChunkCost:
+    def _chunk(self, layers: tuple[BuiltLayer, ...], boundary: Boundary, *, pooled: bool, retains: bool) -> ChunkCost:
         signature = self._signatures.setdefault(tuple(id(built) for built in layers), len(self._signatures))
-        key = (signature, pooled)
+        key = (signature, pooled, retains)
         known = self._cache.get(key)
         if known is None:
-            known = self._cache[key] = chunk_cost(layers, boundary, pooled=pooled)
+            known = self._cache[key] = chunk_cost(layers, boundary, pooled=pooled, retains=retains, input_share=self._input_share)
         return known
 
     def _iteration(self, stage: StageModel, boundary: Boundary, iteration: str) -> list[PhasePeak]:
         pooled = iteration == "after_capture"
-        costs = [self._chunk(layers, boundary, pooled) for layers in stage.chunks]
+        alone = iteration != "first" and not any(sum(moment.in_flight) for moment in stage.moments)
+        costs = [self._chunk(layers, boundary, pooled=pooled, retains=alone) for layers in stage.chunks]
         base = dict(stage.static.always)
         if iteration != "first":
             add_terms(base, stage.static.after_step)
