@@ -69,9 +69,11 @@ class Probe:
             call(self.phase, peak)
         self._cuda.reset_peak_memory_stats()
 
-    def note_peak(self, peak_bytes: int) -> None:
-        """Keep a peak of the current phase that someone else has read and reset."""
+    def note_peak(self, peak_bytes: int, reserved_bytes: int) -> None:
+        """Keep the peaks of the current phase that someone else has read and reset."""
         self.peaks_bytes[self.phase] = max(peak_bytes, self.peaks_bytes.get(self.phase, 0))
+        if self.reserved:
+            self.reserved_bytes[self.phase] = max(reserved_bytes, self.reserved_bytes.get(self.phase, 0))
 
     def take_peaks(self) -> tuple[dict[str, int], dict[str, int]]:
         """Peaks booked since the last take, allocated and reserved by phase."""

@@ -68,7 +68,7 @@ class Index:
             while region >= 0:
                 saved_within[region].add(entry.storage)
                 region = timeline.regions[region].parent
-        for number, region_ in enumerate(timeline.regions):
+        for region_ in timeline.regions:
             self.unit_storages[region_.unit].update(region_.inputs, region_.outputs)
         self._kept_output_bytes = [
             sum(timeline.storage_bytes[storage] for storage in set(region.outputs) - saved_within[number])
@@ -97,6 +97,7 @@ class Index:
             layers = self.timeline.layers_of_unit(unit)
             if boundary.method == "uniform":
                 chunks = [layers[start : start + size] for start in range(0, len(layers), size)]
+                chunks += [(i,) for i, region in enumerate(regions) if region.unit == unit and region.label == "mtp_layer"]
             else:
                 chunks = [(layer,) for layer in layers[:size]]
             groups += [self._group(chunk[0], chunk[-1], chunk) for chunk in chunks]

@@ -86,7 +86,7 @@ class Timeline:
     @property
     def labels(self) -> tuple[str, ...]:
         """Selective labels that have a region here, sorted; every other label does nothing on this rank."""
-        return tuple(sorted({region.label for region in self.regions if region.label != "layer"}))
+        return tuple(sorted({region.label for region in self.regions} - {"layer", "mtp_layer"}))
 
     def layers_of_unit(self, unit: int) -> tuple[int, ...]:
         """Indices of the layer regions of one forward pass, in forward order."""

@@ -1,0 +1,318 @@
+"""The survey inside a running trial: which setting and which recorder each step has, the same on all ranks.
+
+Before every step rank 0 says what the step is, over a CPU process group, so all ranks switch together or not at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autotune.boundary.boundary import Boundary
+from autotune.records import dump_json, from_builtins, to_builtins, write_atomically
+from autotune.trial.survey.choose import all_settings, choose, join
+from autotune.trial.survey.freeze import Freezer
+from autotune.trial.survey.guards import closing_balance, largest_difference
+from autotune.trial.survey.normalise import normalise
+from autotune.trial.survey.phase_peaks import Predictor
+from autotune.trial.survey.plan import SurveyPlan, require_surveyable
+from autotune.trial.survey.prices import PriceList
+from autotune.trial.survey.recorder import Mode, Recorder
+from autotune.trial.survey.report import Guard, SurveyReport, SwitchedSetting
+from autotune.trial.survey.switch import Switch, blocks_of
+
+
+def attach(session: Any) -> None:
+    """Let a session's trial be a survey: its boundary is the base, its ``survey`` the plan.
+
+    Raises:
+        RequestError: The workload cannot be surveyed.
+    """
+    require_surveyable(session.spec.workload)
+    plan = from_builtins(dict(session.spec.survey), SurveyPlan, setting="survey")
+    conductor = Conductor(session, plan)
+    session.on_config.append(conductor.config_built)
+    session.on_model.append(conductor.model_built)
+    session.probe.on_step_start.append(conductor.start_step)
+    session.on_step_end.append(conductor.end_step)
+
+
+class Conductor:
+    """One rank's part of a survey launch."""
+
+    def __init__(self, session: Any, plan: SurveyPlan) -> None:
+        self._session, self._plan = session, plan
+        self._base: Boundary = session.spec.boundary
+        self._freezer = Freezer()
+        self._switch = Switch(self._freezer)
+        self._optimizer: Any = None
+        self._configs: list[Any] = []
+        self._group: Any = None
+        self._recorders: list[Recorder] = []
+        self._recorder: Recorder | None = None
+        self._queue: list[tuple[str, Boundary]] = [("plain", self._base)] * plan.plain_steps
+        self._queue += [("bytes", self._base)] + [("times", self._base)] * plan.timed_steps
+        self._current: tuple[str, Boundary] = ("plain", self._base)
+        self._phases: dict[str, list[dict[str, int]]] = defaultdict(list)
+        self._numbers: dict[Boundary, list[tuple[float | None, float | None]]] = defaultdict(list)
+        self._step_ms: dict[str, list[float]] = defaultdict(list)
+        self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
+        self._report: SurveyReport | None = None
+        self._timeline: Any = None
+
+    # The trial's events
+
+    def config_built(self, config: Any) -> None:
+        """Build the model with every label on; full recompute is switched on at run time."""
+        model = getattr(config, "model", config)
+        model.recompute_granularity = "selective"
+        model.recompute_modules = list(self._plan.labels)
+        model.recompute_method = model.recompute_num_layers = None
+
+    def model_built(self, chunks: Any, optimizer: Any) -> None:
+        """Patch the call sites."""
+        import torch
+
+        self._optimizer = optimizer
+        self._configs = [block.config for block in blocks_of(chunks)]
+        self._switch.install(chunks)
+        self._switch.set(self._base)
+        self._group = torch.distributed.new_group(backend="gloo")
+
+    def start_step(self, step: int) -> None:
+        """Agree on what this step is, and make it so."""
+        if not self._queue and self._report is None:
+            self._survey()
+        self._current = self._agree(self._queue.pop(0))
+        kind, boundary = self._current
+        self._freezer.start_step(self._optimizer, self._configs)
+        self._switch.set(boundary)
+        self._recorder = self._new_recorder(kind) if kind in ("bytes", "times") else None
+        self._switch.record(self._recorder)
+        gc.collect()
+        if self._report is not None and kind == "switched" and self._report.trying != boundary:
+            self._write(trying=boundary)
+        if self._recorder is not None:
+            self._recorder.start()
+
+    def end_step(self, step: int, loss: float | None, grad_norm: float | None) -> None:
+        """Take what the step showed; the last one ends the trial."""
+        kind, boundary = self._current
+        iteration = self._session.probe.last_iteration
+        self._switch.record(None)
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorders.append(self._recorder)
+            self._recorder = None
+        self._step_ms[kind].append(iteration["step_ms"])
+        self._numbers[boundary].append((loss, grad_norm))
+        self._phases[kind if kind != "switched" else f"switched {boundary.key}"].append(dict(iteration["phases"]))
+        if kind == "interleaved":
+            self._interleaved[boundary].append(max(self._gather(iteration["step_ms"])))
+        if self._report is not None and (not self._queue or self._queue[0] != self._current):
+            self._setting_done(kind, boundary)
+        if self._report is not None and not self._queue:
+            self._finish(step)
+
+    # Survey
+
+    def _new_recorder(self, kind: str) -> Recorder:
+        mode: Mode = "bytes" if kind == "bytes" else "times"
+        staged = self._session.spec.workload.parallel.pipeline_model_parallel_size > 1
+        counter = self._session.counter
+
+        def on_device(storage: Any) -> bool:
+            return bool(counter.is_counted(storage.data_ptr())) if counter is not None else storage.device.type == "cuda"
+
+        return Recorder(
+            self._session.probe,
+            self._base,
+            mode,
+            on_device=on_device,
+            unit_limit=2**31 if staged else self._plan.recorded_units,
+            shares_storage=self._switch.shares_storage,
+        )
+
+    def _survey(self) -> None:
+        """Predict every setting on every rank and decide what to switch to."""
+        began = time.perf_counter()
+        by_bytes, *by_time = self._recorders
+        self._timeline = timeline = normalise(by_bytes.trace(self._session.rank))
+        prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total)
+        layers = max((len(timeline.layers_of_unit(unit)) for unit in {r.unit for r in timeline.regions}), default=0)
+        found = self._gather((timeline.labels, layers, sorted(self._switch.unknown)))
+        labels = tuple(sorted({label for rank_labels, _, _ in found for label in rank_labels}))
+        candidates = self._plan.candidates or all_settings(labels, max(count for _, count, _ in found))
+        predictor = Predictor(timeline)
+        own = [(dict(predictor.predict(b).phases), prices.price(b)) for b in candidates]
+        base = self._phases["plain"][-1]
+        own_base = dict(predictor.predict(self._base).phases)
+        balance = closing_balance(timeline)
+        retained = sum(2 * r.gradient_input_bytes for r in timeline.regions if r.retains and r.unit == 0 and r.label == "layer")
+        gathered = self._gather(
+            (own, base, own_base, self._phases["bytes"][-1], (balance.unexplained_bytes, balance.fraction), retained)
+        )
+        predicted = join(candidates, [ranks[0] for ranks in gathered])
+        guards = (
+            self._unknown_guard([name for _, _, names in found for name in names]),
+            _balance_guard([ranks[4] for ranks in gathered]),
+            _phases_guard("surveyed_peak_is_plain_peak", [(ranks[3], ranks[1]) for ranks in gathered], 0.001),
+            _phases_guard("base_is_predicted", [(ranks[2], ranks[3]) for ranks in gathered], 0.002),
+        )
+        chosen = choose(predicted, self._plan, base=self._base)
+        self._queue = [("switched", setting.boundary) for setting in chosen for _ in range(self._plan.steps_each)]
+        self._report = SurveyReport(
+            base=self._base,
+            world_size=self._session.spec.world_size,
+            limit_bytes=self._plan.limit_bytes,
+            margin=self._plan.margin,
+            labels=labels,
+            inert_labels=tuple(sorted(set(self._plan.labels) - set(labels))),
+            predicted=predicted,
+            base_measured={rank: ranks[1] for rank, ranks in enumerate(gathered)},
+            guards=guards,
+            surveyed_step_ms={
+                **{kind: median(times[-self._plan.timed_steps :]) for kind, times in self._step_ms.items()},
+                "prediction": (time.perf_counter() - began) * 1e3,
+            },
+            retained_bytes={rank: ranks[5] for rank, ranks in enumerate(gathered)},
+            sizes={
+                "regions": len(timeline.regions),
+                "saved": len(timeline.entries),
+                "moments": len(timeline.moments),
+                "units": by_bytes.units_total,
+            },
+        )
+        self._save_timeline()
+        self._write()
+        if not self._queue:
+            self._queue = [("interleaved", self._base)]
+
+    def _setting_done(self, kind: str, boundary: Boundary) -> None:
+        assert self._report is not None
+        if kind == "switched":
+            steps = self._phases[f"switched {boundary.key}"]
+            counted = steps[1:] or steps
+            own = {phase: max(step[phase] for step in counted) for phase in counted[0]}
+            ranks = dict(enumerate(self._gather(own)))
+            loss, grad_norm = self._numbers[boundary][-1]
+            losses = [value for value in self._gather(loss) if value is not None]
+            setting = SwitchedSetting(
+                boundary=boundary,
+                peak_bytes=max(max(phases.values()) for phases in ranks.values()),
+                ranks=ranks,
+                step_ms=(),
+                loss=losses[0] if losses else None,
+                grad_norm=grad_norm,
+                error_fraction=self._error(boundary, ranks),
+            )
+            self._report = _replaced(self._report, switched=(*self._report.switched, setting), trying=None)
+            self._write()
+            if not self._queue:
+                fitting = [s.boundary for s in self._report.switched if self._fits(s.peak_bytes)]
+                self._queue = [("interleaved", b) for _ in range(self._plan.interleaved_rounds) for b in (self._base, *fitting)]
+
+    def _fits(self, peak_bytes: int) -> bool:
+        return self._plan.limit_bytes is None or peak_bytes <= self._plan.limit_bytes
+
+    def _error(self, boundary: Boundary, ranks: dict[int, dict[str, int]]) -> float:
+        assert self._report is not None
+        predicted = self._report.prediction(boundary)
+        if predicted is None:
+            return 0.0
+        errors = [max(predicted.ranks[rank].values()) / max(phases.values()) - 1 for rank, phases in ranks.items()]
+        return max(errors, key=abs)
+
+    def _finish(self, step: int) -> None:
+        assert self._report is not None
+        times = {boundary: tuple(step_ms) for boundary, step_ms in self._interleaved.items()}
+        switched = tuple(_replaced(s, step_ms=times.get(s.boundary, ())) for s in self._report.switched)
+        self._report = _replaced(
+            self._report,
+            switched=switched,
+            base_step_ms=times.get(self._base, ()),
+            guards=(*self._report.guards, *self._number_guards()),
+        )
+        self._write()
+        self._session.stop_after = step
+
+    def _number_guards(self) -> tuple[Guard, ...]:
+        """Frozen steps of one setting have one loss, and all settings have the same loss and gradient norm."""
+        own = [[numbers for numbers in steps if numbers != (None, None)] for steps in self._numbers.values()]
+        varied = any(len({loss for loss, _ in steps}) > 1 for steps in own)
+        values = [numbers for steps in own for numbers in steps]
+        differing = len(set(values))
+        return (
+            Guard(name="frozen_batch", passed=not any(self._gather(varied)), detail="loss of repeated steps of one setting"),
+            Guard(
+                name="same_numbers",
+                passed=max(self._gather(differing)) <= 1,
+                detail=f"{max(self._gather(differing))} distinct pairs of loss and gradient norm over all steps and settings",
+            ),
+        )
+
+    def _unknown_guard(self, names: list[str]) -> Guard:
+        found = sorted(set(names))
+        return Guard(name="unknown_call_sites", passed=not found, detail=", ".join(found) or "none")
+
+    # Ranks and files
+
+    def _agree(self, step: tuple[str, Boundary]) -> tuple[str, Boundary]:
+        import torch
+
+        words = [(step[0], to_builtins(step[1]))]
+        torch.distributed.broadcast_object_list(words, src=0, group=self._group)
+        return words[0][0], from_builtins(words[0][1], Boundary, setting="survey step")
+
+    def _gather(self, value: Any) -> list[Any]:
+        import torch
+
+        values: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def _write(self, *, trying: Boundary | None = None) -> None:
+        assert self._report is not None
+        if trying is not None:
+            self._report = _replaced(self._report, trying=trying)
+        if self._session.rank == 0:
+            write_atomically(Path(self._session.spec.folder) / "survey.json", dump_json(self._report))
+
+    def _save_timeline(self) -> None:
+        folder = Path(self._session.spec.folder) / "survey"
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(self._timeline, indent=-1))
+
+
+def _replaced(record: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(record, **changes)
+
+
+def _balance_guard(ranks: list[tuple[int, float]]) -> Guard:
+    unexplained, fraction = max(ranks, key=lambda pair: pair[1])
+    return Guard(
+        name="closing_balance",
+        passed=fraction <= 0.01,
+        detail=f"{unexplained} B of a layer's forward ({fraction:.2%}) not explained",
+    )
+
+
+def _phases_guard(name: Any, ranks: list[tuple[dict[str, int], dict[str, int]]], tolerance: float) -> Guard:
+    worst = (0.0, "", 0, 0)
+    for rank, (first, second) in enumerate(ranks):
+        peaks = max(first.values(), default=0), max(second.values(), default=0)
+        phase, difference = largest_difference(first, second)
+        worst = max(worst, (abs(peaks[0] - peaks[1]) / max(peaks[1], 1), phase, difference, rank), key=lambda item: item[0:1])
+        if not worst[1]:
+            worst = (worst[0], phase, difference, rank)
+    return Guard(
+        name=name,
+        passed=worst[0] <= tolerance,
+        detail=f"peak differs by {worst[0]:.3%} on rank {worst[3]}; most in {worst[1]}, {worst[2]:+} B",
+    )

@@ -1,0 +1,71 @@
+"""Every step of a survey sees the same batches, random numbers and weights, so that settings alone make the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class FrozenBatches:
+    """An iterator over the first step's micro batches, again and again.
+
+    A batch is handed out as a shallow copy: the training loop copies its (host) tensors to the device and may drop keys.
+    """
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source = source
+        self._batches: list[Any] = []
+        self._next = 0
+
+    def rewind(self) -> None:
+        """A step begins."""
+        self._next = 0
+
+    def __iter__(self) -> FrozenBatches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._next == len(self._batches):
+            self._batches.append(next(self._source))
+        batch = self._batches[self._next]
+        self._next += 1
+        return dict(batch) if isinstance(batch, dict) else batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+class Freezer:
+    """Freezes batches, random states, learning rates and router biases from the first step on."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, FrozenBatches] = {}
+        self._random: Any = None
+
+    def batches(self, source: Any) -> Any:
+        """The frozen stand-in of a data iterator; None (a pipeline stage without data) stays None."""
+        if source is None or isinstance(source, FrozenBatches):
+            return source
+        return self._batches.setdefault(id(source), FrozenBatches(source))
+
+    def start_step(self, optimizer: Any, configs: list[Any]) -> None:
+        """Set everything back to where the first step began, and the learning rate to 0."""
+        import torch
+        from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+        for frozen in self._batches.values():
+            frozen.rewind()
+        tracker = get_cuda_rng_tracker()
+        if self._random is None:
+            states = {name: state.clone() for name, state in tracker.get_states().items()}
+            self._random = (torch.get_rng_state(), torch.cuda.get_rng_state(), states)
+        else:
+            cpu, device, states = self._random
+            torch.set_rng_state(cpu)
+            torch.cuda.set_rng_state(device)
+            tracker.set_states({name: state.clone() for name, state in states.items()})
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        for config in configs:
+            if getattr(config, "moe_router_bias_update_rate", None):
+                config.moe_router_bias_update_rate = 0.0

@@ -1,0 +1,76 @@
+"""What a survey launch is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.boundary.boundary import Boundary
+from autotune.errors import RequestError
+from autotune.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyPlan:
+    """A survey launch, as JSON in the trial's spec.
+
+    The trial's own boundary is the base: the setting under which the survey itself runs, the broadest that fits.
+    """
+
+    labels: tuple[str, ...]
+    """The model is built with these on; they have to be valid together."""
+    candidates: tuple[Boundary, ...] = ()
+    """Settings to predict. Empty: every set of labels found, and full recompute of every size."""
+    limit_bytes: int | None = None
+    """Memory limit of a rank. None: every candidate counts as fitting."""
+    margin: float = 0.005
+    """Relative error that a prediction may have: up to so far above the limit a setting is still tried, last."""
+    plain_steps: int = 2
+    """Steps under the base before anything is recorded: the optimizer state exists after the first."""
+    timed_steps: int = 3
+    switch_to: int = 4
+    """How many settings to switch to: the cheapest predicted to fit. -1: all."""
+    steps_each: int = 2
+    """Steps of each setting; the first still holds what the setting before it left, so the last ones count."""
+    interleaved_rounds: int = 3
+    """Rounds over all settings that fitted, one step each, for step times."""
+    recorded_units: int = 4
+    """Forward passes recorded of a step without pipeline stages; with stages all are."""
+
+    @property
+    def steps(self) -> int:
+        """An upper bound of the steps of the launch."""
+        settings = self.switch_to if self.switch_to >= 0 else max(len(self.candidates), 1)
+        return self.plain_steps + 1 + self.timed_steps + settings * self.steps_each + self.interleaved_rounds * (settings + 1)
+
+
+def not_surveyable(workload: Workload) -> str | None:
+    """Why a workload's settings cannot be surveyed and switched in one process; None where they can."""
+    features, precision = workload.features, workload.precision
+    if precision.fp8 is not None or precision.fp4 is not None:
+        return "under FP8 and FP4 a label changes at build time what Transformer Engine saves (set_save_original_input)"
+    if features.cuda_graph_impl in ("full_iteration", "local") or "full_iteration" in features.cuda_graph_modules:
+        return f"cuda_graph_impl={features.cuda_graph_impl} captures layers before a step could be surveyed"
+    if features.cpu_offloading or features.fine_grained_activation_offloading:
+        return "activation offloading installs saved-tensor hooks of its own"
+    if features.overlap_moe_expert_parallel_comm:
+        return "the expert-parallel overlap schedule does not go through schedules.forward_step"
+    if features.distribute_saved_activations:
+        return "distribute_saved_activations replaces the data of checkpoint inputs, which have to be no views"
+    return None
+
+
+def base_ladder(labels: Sequence[str]) -> tuple[Boundary, ...]:
+    """Bases to try, in this order: peaks are not monotonic, so the broadest selective set may fit where full does not."""
+    return (Boundary.full("uniform", 1), Boundary.selective(labels))
+
+
+def require_surveyable(workload: Workload) -> None:
+    """Refuse a survey of a workload that cannot be surveyed.
+
+    Raises:
+        RequestError: It cannot.
+    """
+    reason = not_surveyable(workload)
+    if reason is not None:
+        raise RequestError("survey", workload.name, reason, "launch one candidate a trial")

@@ -1,0 +1,100 @@
+"""What a survey launch found: ``survey.json`` in the trial's folder. Evidence of kind "switched", never a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autotune.boundary.boundary import Boundary
+from autotune.trial.survey.prices import Price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSetting:
+    """One setting as the survey predicts it, kind "predicted"."""
+
+    boundary: Boundary
+    peak_bytes: int
+    """Highest over the ranks."""
+    rank: int
+    phase: str
+    ranks: Mapping[int, Mapping[str, int]]
+    """Rank to phase to peak bytes."""
+    price: Price
+    """Of the rank whose replays take longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchedSetting:
+    """One setting as measured in the same process, kind "switched"."""
+
+    boundary: Boundary
+    peak_bytes: int
+    ranks: Mapping[int, Mapping[str, int]]
+    """Rank to phase to peak bytes, over the setting's steps but the first."""
+    step_ms: tuple[float, ...]
+    """Interleaved steps, the slowest rank of each."""
+    loss: float | None = None
+    grad_norm: float | None = None
+    error_fraction: float = 0.0
+    """Predicted over measured peak, minus 1, of the rank where it is farthest off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """A check of the survey on itself."""
+
+    name: Literal[
+        "unknown_call_sites",
+        "closing_balance",
+        "surveyed_peak_is_plain_peak",
+        "base_is_predicted",
+        "frozen_batch",
+        "same_numbers",
+    ]
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyReport:
+    """One survey launch, all ranks."""
+
+    kind: Literal["switched"] = "switched"
+    base: Boundary
+    world_size: int
+    limit_bytes: int | None
+    margin: float
+    labels: tuple[str, ...]
+    """Labels with a region on some rank."""
+    inert_labels: tuple[str, ...]
+    """Labels that the model was built with and that no rank has a region of."""
+    predicted: tuple[PredictedSetting, ...]
+    base_measured: Mapping[int, Mapping[str, int]]
+    """The base's phases by rank, a plain step."""
+    base_step_ms: tuple[float, ...] = ()
+    """Interleaved steps of the base."""
+    switched: tuple[SwitchedSetting, ...] = ()
+    trying: Boundary | None = None
+    """The setting that was running when the process ended, if it did not end by itself."""
+    guards: tuple[Guard, ...] = ()
+    surveyed_step_ms: Mapping[str, float] = field(default_factory=dict)
+    """Host time of the plain, recorded and timed steps, and of prediction, on rank 0."""
+    retained_bytes: Mapping[int, int] = field(default_factory=dict)
+    """Per rank: what modules keep of the base's recomputed graphs between steps."""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Regions, saved entries and events recorded on rank 0."""
+
+    def prediction(self, boundary: Boundary) -> PredictedSetting | None:
+        """The prediction of a setting."""
+        return next((setting for setting in self.predicted if setting.boundary == boundary), None)
+
+    def measurement(self, boundary: Boundary) -> SwitchedSetting | None:
+        """The switched measurement of a setting."""
+        return next((setting for setting in self.switched if setting.boundary == boundary), None)
+
+    @property
+    def trustworthy(self) -> bool:
+        """Whether every guard passed."""
+        return all(guard.passed for guard in self.guards)
