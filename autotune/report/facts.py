@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.errors import ExitStatus
 from autotune.report.contract import contract_rows
 from autotune.report.run_view import RunView
 from autotune.report.text import (
@@ -24,6 +25,8 @@ from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, 
 Row = tuple[str, ...]
 BEST = 5
 """Settings that fit, listed after the answer."""
+OPEN_NAMED = 6
+"""Open settings named where there is no answer; all of them are in recommendation.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +92,8 @@ def _headline(recommendation: Recommendation) -> str:
     under = f"{recommendation.recipe} under {limit(recommendation.mem_target_bytes)}"
     if recommendation.boundary is not None:
         return f"{under}: recompute {_name(recommendation.boundary)}".replace("recompute no recompute", "no recompute")
-    if recommendation.exit_status == 4:
-        return f"{under}: stopped before an answer; open: {', '.join(recommendation.open) or 'nothing named'}"
+    if recommendation.exit_status == ExitStatus.STOPPED:
+        return f"{under}: stopped before an answer, open settings: {len(recommendation.open)}"
     return f"{under}: no recompute setting passes"
 
 
@@ -101,9 +104,11 @@ def _answer(recommendation: Recommendation) -> tuple[tuple[str, str], ...]:
     rows = [("limit", f"{limit(target)}, {recommendation.mem_metric} on every rank")]
     if peak is not None:
         rows.append(("peak", f"{limit(peak)}, {kind}; {percent(peak / target)} of the limit"))
-    if p95 is not None:
+    if p95 is not None and kind == "predicted":
         side = "under" if p95 <= target else "over"
         rows.append(("95 % peak", f"{limit(p95)}, predicted; {size(abs(target - p95))} {side} the limit"))
+    elif p95 is not None:
+        rows.append(("prediction", f"{size(recommendation.peak_p05_bytes)} to {size(p95)}, predicted before the trials"))
     if recommendation.reserved_peak_bytes is not None:
         rows.append(("reserved peak", f"{size(recommendation.reserved_peak_bytes)}, {kind}"))
     if recommendation.hot_rank is not None:
@@ -117,9 +122,16 @@ def _answer(recommendation: Recommendation) -> tuple[tuple[str, str], ...]:
         rows.append(("replay cost", replay_cost(recommendation.replay_cost)))
     if recommendation.runner_up is not None:
         rows.append(("runner-up", _runner_up(recommendation.runner_up, recommendation)))
+    if recommendation.exit_status == ExitStatus.STOPPED and recommendation.open:
+        rows.append(("open", _open(recommendation.open)))
     if recommendation.wall is not None:
         rows.append(("wall", wall_text(recommendation.wall)))
     return tuple(rows)
+
+
+def _open(names: Sequence[str]) -> str:
+    more = f" and {len(names) - OPEN_NAMED} more" if len(names) > OPEN_NAMED else ""
+    return f"{', '.join(names[:OPEN_NAMED])}{more}"
 
 
 def replay_cost(cost: ReplayCost) -> str:
