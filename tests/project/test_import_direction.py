@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,19 +29,17 @@ HEAVY = {
 }
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every module a file imports, and whether the import is at its top level outside TYPE_CHECKING."""
-    tree = ast.parse(path.read_text())
-    top = set()
-    for node in tree.body:
-        top.add(node)
-    for node in ast.walk(tree):
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Every module a file imports, at any depth of its code."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node in top
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             assert node.level == 0, f"{path}: relative import"
-            yield node.module, node in top
+            found.append(node.module)
+    return tuple(found)
 
 
 def files(root: Path) -> list[Path]:
@@ -52,7 +50,7 @@ def test_packages_import_only_along_the_direction(project_root: Path) -> None:
     wrong = []
     for path in files(project_root):
         package = path.relative_to(project_root / "autotune").parts[0]
-        for name, _ in imports(path):
+        for name in imports(path):
             parts = name.split(".")
             if parts[0] == "autotune" and len(parts) > 1 and parts[1] in FORBIDDEN.get(package, set()):
                 wrong.append(f"{path.relative_to(project_root)} imports {name}")
@@ -66,7 +64,7 @@ def test_heavy_packages_stay_in_their_rooms(project_root: Path, heavy: str) -> N
         package = path.relative_to(project_root / "autotune").parts[0]
         wrong += [
             f"{path.relative_to(project_root)} imports {name}"
-            for name, _ in imports(path)
+            for name in imports(path)
             if name.split(".")[0] == heavy and package not in HEAVY[heavy]
         ]
     assert wrong == []
