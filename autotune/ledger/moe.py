@@ -135,8 +135,9 @@ def _combine(ctx: Context, name: str) -> Op:
     else:
         forward = (3 + (s.local_experts > 1)) * routed
     saves: tuple[Tensor, ...] = ()
-    if ctx.workload.train.deterministic_mode and not model.moe_permute_fusion:
-        # moe_utils.py:unpermute uses index_add_ in deterministic mode; its backward keeps the source (scatter_add_ does not).
+    if ctx.workload.train.deterministic_mode and not model.moe_permute_fusion and ctx.stack.mcore >= (0, 15):
+        # moe_utils.py:unpermute uses index_add_ in deterministic mode from Megatron Core 0.15 on (56818f9e50); its backward
+        # keeps the source, scatter_add_'s does not.
         saves = (
             Tensor(
                 name=f"{name}.unpermute_source",

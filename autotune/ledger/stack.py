@@ -13,6 +13,8 @@ NEWEST_TE = (2, 18)
 _FIRST_DETERMINISTIC_FLASH = (2, 4, 1)
 _FIRST_DETERMINISTIC_CONTAINER = (24, 3)
 """NGC PyTorch 24.01 and 24.02 ship flash-attn 2.3 and older (release notes of the containers)."""
+NEWEST_MCORE = (0, 20)
+"""Newest Megatron Core whose sources were read (d98e8a64)."""
 DEFAULT_TE = (2, 17, 1)
 """What Megatron Bridge 0.6 resolves (uv.lock at 600d069b)."""
 _SM_OF_GPU = {
@@ -26,6 +28,8 @@ class ResolvedStack:
     """Facts that follow from versions, GPU and environment."""
 
     te: tuple[int, ...]
+    mcore: tuple[int, ...]
+    """Megatron Core's release; the newest read for an unknown one or a commit."""
     sm: int
     ce_fp32_gradient: bool
     """TE >= 2.18 (#3193) keeps the cross-entropy gradient in fp32 beside the BF16 logits."""
@@ -93,6 +97,8 @@ def resolve_stack(workload: Workload) -> ResolvedStack:
         notes.append(
             f"Transformer Engine {workload.stack.transformer_engine} is newer than the sources read (2.18): used as 2.18"
         )
+    released = version_tuple(workload.stack.megatron_core)
+    mcore = released if released is not None and released[0] == 0 and len(released) > 1 else NEWEST_MCORE
     sm = sm_of(workload.hardware.gpu)
     if sm is None:
         sm = 90
@@ -112,6 +118,7 @@ def resolve_stack(workload: Workload) -> ResolvedStack:
     allocator = env.get("PYTORCH_CUDA_ALLOC_CONF", "") + "," + env.get("PYTORCH_ALLOC_CONF", "")
     return ResolvedStack(
         te=te,
+        mcore=mcore,
         sm=sm,
         ce_fp32_gradient=te >= (2, 18),
         torch_workspace_bytes=torch_workspace,
