@@ -46,3 +46,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             lines.append(value)
     return lines
+
+
+class LineFollower:
+    """Reads the lines of a file as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._pending = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The whole lines written since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        return [msgspec.json.decode(line) for line in lines if line]

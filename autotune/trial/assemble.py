@@ -1,0 +1,198 @@
+"""From the lines of all ranks to one TrialRecord. A rank that wrote nothing is unknown; nothing is assumed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.trial.lines import read_lines
+from autotune.trial.record import Failure, Kind, RankRecord, RepeatReason, TrialRecord
+from autotune.trial.spec import TrialSpec
+
+_ITERATION_FIELDS = (
+    "step", "step_ms", "host_ms", "loss", "grad_norm", "skipped", "nan", "phases", "reserved", "tokens_per_expert",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the processes of a trial ended.
+
+    Attributes:
+        statuses: Exit status of each rank that ended by itself (minus the signal, if by one); None where it was ended.
+        hung: The trial was ended because it took too long.
+    """
+
+    statuses: Mapping[int, int | None]
+    hung: bool = False
+    wall_s: float = 0.0
+
+
+def assemble(
+    spec: TrialSpec, ending: Ending, *, kind: Kind = "measured", repeat_reason: RepeatReason | None = None
+) -> TrialRecord:
+    """Make the record of a trial from its folder."""
+    lines = {rank: read_lines(spec.rank_file(rank)) for rank in range(spec.world_size)}
+    ranks = {rank: record for rank, of_rank in lines.items() if (record := _rank_record(rank, of_rank)) is not None}
+    ended = [rank for rank, of_rank in lines.items() if any(line["event"] == "end" for line in of_rank)]
+    completed = len(ended) == spec.world_size
+    steps_run = min((record.steps_run or 0 for record in ranks.values()), default=0) if len(ranks) == spec.world_size else 0
+    loops = [line for of_rank in lines.values() for line in of_rank if line["event"] == "loop"]
+    notes = [line["text"] for of_rank in lines.values() for line in of_rank if line["event"] == "note" and "text" in line]
+    return TrialRecord(
+        number=spec.number,
+        kind=kind,
+        boundary=spec.boundary,
+        workload_digest=spec.workload.digest,
+        world_size=spec.world_size,
+        completed=completed,
+        ranks=ranks,
+        step_ms=_steady_step_ms(spec, ranks),
+        steps_run=steps_run,
+        failure=None if completed else _first_failure(lines, ending),
+        repeat_reason=repeat_reason,
+        revisions=loops[0]["revisions"] if loops else {},
+        details={
+            "backend": spec.backend,
+            "loop": loops[0]["loop"] if loops else None,
+            "capacity_bytes": spec.capacity_bytes,
+            "seed": spec.seed,
+            "environment": dict(spec.variables),
+            "hosts": sorted({line["host"] for of_rank in lines.values() for line in of_rank if line["event"] == "start"}),
+            "exit_statuses": {str(rank): status for rank, status in ending.statuses.items()},
+            "wall_s": round(ending.wall_s, 3),
+            "teardown_hang": completed and any(status is None for status in ending.statuses.values()),
+            "notes": notes,
+        },
+    )
+
+
+def _rank_record(rank: int, lines: list[dict[str, Any]]) -> RankRecord | None:
+    """None where the rank reported no memory at all."""
+    phases: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    iterations = []
+    for line in lines:
+        _raise_to(phases, line.get("phases"))
+        _raise_to(reserved, line.get("reserved"))
+        if line["event"] == "iteration":
+            iterations.append(line)
+    if not phases:
+        return None
+    last = iterations[-1] if iterations else {}
+    return RankRecord(
+        rank=rank,
+        allocated_peak_bytes=max(phases.values()),
+        reserved_peak_bytes=max(reserved.values()) if reserved else None,
+        phases=phases,
+        iterations=tuple({key: line[key] for key in _ITERATION_FIELDS if key in line} for line in iterations),
+        tokens_per_expert=tuple(last["tokens_per_expert"]) if last.get("tokens_per_expert") else None,
+        allocator_retries=last.get("allocator_retries"),
+        device_used_bytes=last.get("device_used_bytes"),
+        steps_run=len(iterations),
+    )
+
+
+def _raise_to(peaks: dict[str, int], seen: Mapping[str, int] | None) -> None:
+    for phase, size in (seen or {}).items():
+        if phase not in ("data", "between_steps"):
+            peaks[phase] = max(size, peaks.get(phase, 0))
+
+
+def _steady_step_ms(spec: TrialSpec, ranks: Mapping[int, RankRecord]) -> tuple[float, ...]:
+    """Time of each step after optimizer initialisation and graph capture: that of the slowest rank."""
+    features = spec.workload.features
+    before = 1 if features.cuda_graph_impl == "none" else max(2, features.cuda_graph_warmup_steps + 1)
+    times: dict[int, float] = {}
+    for record in ranks.values():
+        for iteration in record.iterations:
+            if iteration["step"] > before:
+                times[iteration["step"]] = max(iteration["step_ms"], times.get(iteration["step"], 0.0))
+    return tuple(times[step] for step in sorted(times))
+
+
+def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) -> Failure:
+    """The failure that came first; later ones are its consequences (a closed connection, a collective that timed out)."""
+    told = [(line["t"], rank, line) for rank, of_rank in lines.items() for line in of_rank if line["event"] == "failure"]
+    deaths = [
+        (of_rank[-1]["t"] if of_rank else 0.0, rank, _last_phase(of_rank), status)
+        for rank, of_rank in lines.items()
+        if (status := ending.statuses.get(rank)) not in (None, 0)
+        and not any(line["event"] in ("failure", "end") for line in of_rank)
+    ]
+    if deaths and all(_is_consequence(line) for _, _, line in told):
+        _, rank, where, status = min(deaths, key=lambda death: death[:2])
+        text = f"ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        return Failure(
+            failure_class="rank_killed", stage=stage_of(where["phase"], where["step"]), rank=rank, step=where["step"], message=text
+        )
+    if told:
+        primary = [entry for entry in told if not _is_consequence(entry[2])] or told
+        _, rank, line = min(primary, key=lambda entry: entry[:2])
+        return Failure(
+            failure_class=class_of(line),
+            stage=stage_of(line["phase"], line["step"]),
+            rank=rank,
+            step=line["step"],
+            requested_bytes=line["requested_bytes"],
+            message=f"{line['type']}: {line['message']}",
+        )
+    last_words = {rank: _last_phase(of_rank) for rank, of_rank in lines.items()}
+    behind = min(last_words, key=lambda rank: (last_words[rank]["step"], rank))
+    where = last_words[behind]
+    return Failure(
+        failure_class="hang" if ending.hung else "launch_error",
+        stage=stage_of(where["phase"], where["step"]),
+        rank=behind,
+        step=where["step"],
+        message="the wall-clock limit was reached" if ending.hung else "a rank ended without a word",
+    )
+
+
+def _last_phase(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    marks = [line for line in lines if line["event"] in ("phase", "iteration", "failure")]
+    if not marks:
+        return {"phase": "launch", "step": 0}
+    return {"phase": marks[-1].get("phase", "between_steps"), "step": marks[-1]["step"]}
+
+
+_CONSEQUENCES = ("connection reset", "connection closed", "connection refused", "broken pipe", "socket timeout", "closed by peer")
+
+
+def _is_consequence(line: Mapping[str, Any]) -> bool:
+    """Whether a failure reads like that of a rank whose peer is gone."""
+    text = line["message"].lower()
+    return line["type"] != "OutOfMemoryError" and any(word in text for word in _CONSEQUENCES)
+
+
+def class_of(line: Mapping[str, Any]) -> str:
+    """Failure class by the exception's type and the phase it came from."""
+    if "OutOfMemoryError" in line["types"]:
+        phases = {"optimizer": "oom_optimizer", "loss": "oom_loss_path", "after_capture": "oom_graph_capture"}
+        return phases.get(line["phase"], "oom_capacity")
+    text = line["message"].lower()
+    if "address already in use" in text or "eaddrinuse" in text:
+        return "port"
+    if "CheckpointError" in line["types"]:
+        return "nondeterministic_replay"
+    early = line["phase"] in ("launch", "build", "data") or line["step"] <= 1
+    invalid = {"AssertionError", "ValueError", "TypeError", "NotImplementedError", "RequestError", "KeyError", "AttributeError"}
+    if early and invalid & set(line["types"]):
+        return "config_invalid"
+    return "other"
+
+
+def stage_of(phase: str, step: int) -> str:
+    """The stage of a failure: where in a trial's life it came."""
+    if phase in ("launch", "build", "data"):
+        return "launch" if phase == "launch" else "model_build"
+    if phase == "after_capture":
+        return "graph_capture"
+    if phase == "optimizer":
+        return "optimizer_init" if step <= 1 else "optimizer_step"
+    if step <= 1:
+        return {"forward": "first_forward", "loss": "first_forward"}.get(phase, phase)
+    if step == 2 and phase in ("forward", "loss"):
+        return "post_optimizer_forward"
+    return f"steady({step})"
