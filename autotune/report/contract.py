@@ -40,6 +40,7 @@ def workload_rows(workload: Workload) -> tuple[tuple[str, str], ...]:
     """What is trained: model, layout, batch, precision and the features that move memory."""
     return (
         ("recipe", f"{workload.source.reference} ({workload.source.kind}, {workload.source.revision or 'no revision'})"),
+        *(("reader", note) for note in workload.source.notes),
         ("overrides", " ".join(workload.source.overrides) or "none"),
         ("model", _model(workload)),
         ("layout", _layout(workload)),

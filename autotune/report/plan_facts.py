@@ -70,6 +70,7 @@ def _worth_a_look(usable: Sequence[PlanRow]) -> list[PlanRow]:
 def _lines(result: PlanResult, usable: Sequence[PlanRow], choice: PlanRow | None) -> tuple[tuple[str, str], ...]:
     source = result.workload_source
     lines = [("read from", f"{source['reference']} ({source['kind']}, {source.get('revision') or 'no revision'})")]
+    lines += [("reader", note) for note in source.get("notes", ())]
     if source.get("overrides"):
         lines.append(("overrides", " ".join(source["overrides"])))
     if result.mem_target_bytes is not None:
