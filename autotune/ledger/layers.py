@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.attention import attention_block
@@ -69,19 +69,51 @@ def _captured(ctx: Context, kind: LayerKind) -> bool:
     return all(part is None or part in scopes for part in (mixer, mlp))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Highest level of one phase of a chunk, above the level before it, and the step it falls on."""
+
+    nbytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkCost:
-    """What one chunk costs under one boundary, per micro batch, in bytes above the level before it."""
+    """What one chunk costs under one boundary, per micro batch, in bytes."""
 
-    held: dict[str, int] = field(default_factory=dict)
-    held_bytes: int = 0
-    forward: tuple[int, dict[str, int]] = (0, {})
-    loss: tuple[int, dict[str, int]] | None = None
-    backward: tuple[int, dict[str, int]] = (0, {})
-    retained_bytes: int = 0
+    steps: tuple[_Step, ...]
+    held_bytes: int
+    retained_bytes: int
+    retains: bool
+    forward: Peak
+    loss: Peak | None
+    backward: Peak
+
+    def held(self) -> dict[str, int]:
+        """Bytes kept from forward to backward by term group."""
+        out: dict[str, int] = {}
+        for step in self.steps:
+            add_terms(out, step.held)
+        return out
+
+    def terms(self, phase: str) -> dict[str, int]:
+        """The peak of a phase by term group."""
+        peak = {"forward": self.forward, "loss": self.loss or self.forward, "backward": self.backward}[phase]
+        out: dict[str, int] = {}
+        for step in self.steps[: peak.step]:
+            add_terms(out, step.held)
+        at = self.steps[peak.step]
+        if phase == "backward":
+            add_terms(out, at.backward_terms)
+        else:
+            add_terms(out, at.held)
+            add_terms(out, {"transient": at.forward_peak - at.held_bytes})
+        if self.retains:
+            add_terms(out, {"retained": sum(step.retained_bytes for step in self.steps[peak.step + 1 :])})
+        return out
 
 
-def add_terms(into: dict[str, int], terms: dict[str, int], times: int = 1) -> None:
+def add_terms(into: dict[str, int], terms: Mapping[str, int], times: int = 1) -> None:
     """Add term groups in place."""
     for name, nbytes in terms.items():
         into[name] = into.get(name, 0) + times * nbytes
@@ -113,39 +145,23 @@ def chunk_cost(
             graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
         input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
     """
-    steps = _steps(layers, boundary, pooled, input_share)
-    result = ChunkCost(retained_bytes=sum(step.retained_bytes for step in steps))
-    prefix: dict[str, int] = {}
-    level, later = 0, result.retained_bytes if retains else 0
-    best_forward, best_loss, best_backward = 0, 0, 0
-    for step in steps:
+    steps = tuple(_steps(layers, boundary, pooled, input_share))
+    retained = sum(step.retained_bytes for step in steps)
+    forward, loss, backward = Peak(0, 0), None, Peak(0, 0)
+    level, later = 0, retained if retains else 0
+    for index, step in enumerate(steps):
+        # Going forward, what later layers retained from the last step is still there; going backward, it is there again.
         later -= step.retained_bytes if retains else 0
-        # Going forward, what later layers retained from the last step is still there.
-        forward = level + later + step.forward_peak
-        if step.loss and forward >= best_loss:
-            best_loss = forward
-            result.loss = (forward, _with(prefix, step.held, retained=later, transient=step.forward_peak - step.held_bytes))
-        elif not step.loss and forward > best_forward:
-            best_forward = forward
-            result.forward = (forward, _with(prefix, step.held, retained=later, transient=step.forward_peak - step.held_bytes))
-        backward = level + later + step.backward_peak
-        if backward > best_backward:
-            best_backward = backward
-            result.backward = (backward, _with(prefix, step.backward_terms, retained=later, transient=0))
-        add_terms(prefix, step.held)
+        ahead = level + later + step.forward_peak
+        if step.loss and (loss is None or ahead >= loss.nbytes):
+            loss = Peak(ahead, index)
+        elif not step.loss and ahead > forward.nbytes:
+            forward = Peak(ahead, index)
+        back = level + later + step.backward_peak
+        if back > backward.nbytes:
+            backward = Peak(back, index)
         level += step.held_bytes
-    result.held, result.held_bytes = prefix, level
-    return result
-
-
-def _with(prefix: dict[str, int], terms: dict[str, int], *, retained: int, transient: int) -> dict[str, int]:
-    out = dict(prefix)
-    add_terms(out, terms)
-    if retained:
-        add_terms(out, {"retained": retained})
-    if transient:
-        add_terms(out, {"transient": transient})
-    return out
+    return ChunkCost(steps, level, retained, retains, forward, loss, backward)
 
 
 def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool, share: int) -> list[_Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,7 +19,7 @@ from autotune.ledger.sizes import sizes
 from autotune.ledger.spread import Z95, standard_deviation
 from autotune.ledger.stack import resolve_stack
 from autotune.ledger.static import static_bytes
-from autotune.ledger.timeline import StageModel, Timeline
+from autotune.ledger.timeline import Iteration, StageModel, Timeline
 from autotune.workload.architecture import LayerKind, classify
 from autotune.workload.gpu import gpu_names, load_gpu
 from autotune.workload.pipeline import Stage, stages
@@ -27,6 +27,8 @@ from autotune.workload.workload import Workload
 
 KNOWN_LABELS = frozenset({"core_attn", "gdn_norm_out", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"})
 """Labels of Megatron Core 0.19.2 (transformer_config.py); newer ones are shown as not known."""
+_NEAR = 0.85
+"""Phases and stages below this share of the highest are not looked at for bounds."""
 Variant = Literal["te", "stand_in"]
 
 
@@ -91,6 +93,7 @@ class Ledger:
         self._built: dict[LayerKind, BuiltLayer] = {}
         self._timeline = Timeline(self.context, [self._stage_model(stage) for stage in stages(workload)])
         self._predictions: dict[Boundary, Prediction] = {}
+        self._label_prices: dict[LayerKind, Mapping[str, float]] = {}
 
     def predict(self, boundary: Boundary) -> Prediction:
         """Peaks of all phases on all stages, the interval of the peak, and the replay time.
@@ -99,8 +102,13 @@ class Ledger:
         """
         known = self._predictions.get(boundary)
         if known is None:
-            known = self._predictions[boundary] = self._predict(boundary)
+            known = self._predictions[boundary] = self._predict(boundary, detailed=True)
         return known
+
+    def predict_all(self, boundaries: Iterable[Boundary]) -> tuple[Prediction, ...]:
+        """Predictions of many boundaries, for tables: as ``predict``, but a stage lists its binding phase only, and phase and
+        bounds only where it is near the heaviest stage."""
+        return tuple(self._predictions.get(boundary) or self._predict(boundary, detailed=False) for boundary in boundaries)
 
     def coverage(self) -> Coverage:
         """Whether the ledger knows everything about the workload; if not, what it does not know."""
@@ -169,23 +177,17 @@ class Ledger:
     def _binding(prediction: Prediction) -> PhasePeak:
         return max(prediction.stages[prediction.stage].phases, key=lambda peak: peak.peak_bytes)
 
-    def _predict(self, boundary: Boundary) -> Prediction:
-        stage_peaks: list[StagePeak] = []
-        for stage in self._timeline.stages:
-            phases = self._timeline.phases(stage, boundary)
-            top = max(phases, key=lambda peak: peak.peak_bytes)
-            deviations = [Z95 * standard_deviation(peak.terms, balanced=self._balanced) for peak in phases]
-            stage_peaks.append(
-                StagePeak(
-                    stage=stage.index,
-                    rank=stage.rank,
-                    peak_bytes=top.peak_bytes,
-                    phase=top.phase,
-                    phases=phases,
-                    peak_p05_bytes=round(max(p.peak_bytes - d for p, d in zip(phases, deviations, strict=True))),
-                    peak_p95_bytes=round(max(p.peak_bytes + d for p, d in zip(phases, deviations, strict=True))),
-                )
-            )
+    def _predict(self, boundary: Boundary, *, detailed: bool) -> Prediction:
+        per_stage = [self._timeline.iterations(stage, boundary, first=detailed) for stage in self._timeline.stages]
+        levels = [
+            {(index, phase): nbytes for index, iteration in enumerate(iterations) for phase, nbytes in iteration.levels().items()}
+            for iterations in per_stage
+        ]
+        highest = max(max(of_stage.values()) for of_stage in levels)
+        stage_peaks = tuple(
+            self._stage_peak(stage, iterations, of_stage, detailed=detailed, threshold=0.0 if detailed else _NEAR * highest)
+            for stage, iterations, of_stage in zip(self._timeline.stages, per_stage, levels, strict=True)
+        )
         worst = max(stage_peaks, key=lambda peak: peak.peak_bytes)
         replay, by_label = self._replay(boundary)
         return Prediction(
@@ -195,11 +197,41 @@ class Ledger:
             phase=worst.phase,
             stage=worst.stage,
             rank=worst.rank,
-            stages=tuple(stage_peaks),
+            stages=stage_peaks,
             replay_ms=replay,
             replay_ms_by_label=by_label,
             inert_labels=self._inert(boundary),
             notes=self._notes(boundary),
+        )
+
+    def _stage_peak(
+        self,
+        stage: StageModel,
+        iterations: list[Iteration],
+        levels: Mapping[tuple[int, str], int],
+        *,
+        detailed: bool,
+        threshold: float,
+    ) -> StagePeak:
+        top = max(levels, key=lambda key: levels[key])
+        peaks: dict[tuple[int, str], PhasePeak] = {}
+        low = high = None
+        if levels[top] >= threshold:
+            # A phase far below the top cannot set a bound: no deviation is that large.
+            wanted = levels if detailed else [key for key in levels if levels[key] >= _NEAR * levels[top]]
+            peaks = {key: iterations[key[0]].peak(key[1]) for key in wanted}
+            near = [peak for key, peak in peaks.items() if levels[key] >= _NEAR * levels[top]]
+            deviations = [Z95 * standard_deviation(peak.terms, balanced=self._balanced) for peak in near]
+            low = round(max(peak.peak_bytes - d for peak, d in zip(near, deviations, strict=True)))
+            high = round(max(peak.peak_bytes + d for peak, d in zip(near, deviations, strict=True)))
+        return StagePeak(
+            stage=stage.index,
+            rank=stage.rank,
+            peak_bytes=levels[top],
+            phase=top[1],
+            phases=tuple(peaks.values()) if detailed else tuple(peak for key, peak in peaks.items() if key == top),
+            peak_p05_bytes=low,
+            peak_p95_bytes=high,
         )
 
     @cached_property
@@ -212,27 +244,54 @@ class Ledger:
 
     def _replay(self, boundary: Boundary) -> tuple[float, Mapping[str, float]]:
         """Extra milliseconds of a step on the stage that replays longest, and their shares by label."""
-        microbatches = self.workload.num_microbatches
         best: dict[str, float] = {}
-        for stage in self._timeline.stages:
+        best_ms = 0.0
+        for counts in self._layer_counts:
             shares: dict[str, float] = {}
-            for chunk in stage.chunks:
-                for depth, built in enumerate(layer for layer in chunk if layer.kind is not None):
-                    for label, ms in self._layer_replay(built, boundary, depth).items():
-                        shares[label] = shares.get(label, 0.0) + ms * microbatches
-            if sum(shares.values()) > sum(best.values()):
-                best = shares
-        return sum(best.values()), best
+            for kind, chunks in counts.items():
+                built = self._built[kind]
+                if boundary.granularity == "full":
+                    ms = self._full_ms(built) * sum(_covered(depths, boundary) for depths in chunks)
+                    shares["full"] = shares.get("full", 0.0) + ms
+                    continue
+                layers = sum(map(len, chunks))
+                for label, ms in self._label_ms(built).items():
+                    if label in boundary.modules:
+                        shares[label] = shares.get(label, 0.0) + ms * layers
+            total = sum(shares.values())
+            if total > best_ms:
+                best, best_ms = shares, total
+        microbatches = self.workload.num_microbatches
+        return best_ms * microbatches, {label: ms * microbatches for label, ms in best.items() if ms}
 
-    def _layer_replay(self, built: BuiltLayer, boundary: Boundary, depth: int) -> Mapping[str, float]:
-        if boundary.granularity == "full":
-            if boundary.method == "block" and depth >= (boundary.num_layers or 0):
-                return {}
-            return {"full": forward_ms(built.layer.ops, self._rates, host=not built.captured, checkpoints=1)}
-        labels = frozenset(boundary.modules)
-        if built.captured:
-            labels &= frozenset(region.label for region in built.layer.regions if region.discards_output)
-        return label_ms(built.layer, labels, self._rates)
+    @cached_property
+    def _layer_counts(self) -> tuple[Mapping[LayerKind, list[list[int]]], ...]:
+        """For each stage and layer kind, the depths at which it stands in each chunk."""
+        out = []
+        for stage in self._timeline.stages:
+            counts: dict[LayerKind, list[list[int]]] = {}
+            for chunk in stage.chunks:
+                here: dict[LayerKind, list[int]] = {}
+                for depth, built in enumerate(layer for layer in chunk if layer.kind is not None):
+                    assert built.kind is not None
+                    here.setdefault(built.kind, []).append(depth)
+                for kind, depths in here.items():
+                    counts.setdefault(kind, []).append(depths)
+            out.append(counts)
+        return tuple(dict(counts) for counts in out)
+
+    def _label_ms(self, built: BuiltLayer) -> Mapping[str, float]:
+        """Replay time of each label in one layer; labels are independent, a nested one runs once more."""
+        assert built.kind is not None
+        if built.kind not in self._label_prices:
+            labels = built.layer.labels
+            if built.captured:
+                labels = frozenset(region.label for region in built.layer.regions if region.discards_output)
+            self._label_prices[built.kind] = label_ms(built.layer, labels, self._rates)
+        return self._label_prices[built.kind]
+
+    def _full_ms(self, built: BuiltLayer) -> float:
+        return forward_ms(built.layer.ops, self._rates, host=not built.captured, checkpoints=1)
 
     def _inert(self, boundary: Boundary) -> tuple[str, ...]:
         """Labels that change nothing anywhere: no site, an empty region, or only inside captured scopes."""
@@ -357,3 +416,10 @@ class Ledger:
         if vpp > 1:
             return 3 * hidden
         return hidden * ((stage.index > 0) + (0 < stage.index < pp - 1))
+
+
+def _covered(depths: list[int], boundary: Boundary) -> int:
+    """How many layers at these depths of a chunk full recompute covers."""
+    if boundary.method == "uniform":
+        return len(depths)
+    return sum(depth < (boundary.num_layers or 0) for depth in depths)

@@ -98,26 +98,31 @@ class Layer:
         self.name = name
         self.ops = tuple(ops)
         self.regions = tuple(regions)
-        self._checkpoints = {region.label: region for region in self.regions if not region.discards_output}
+        self.labels: frozenset[str] = frozenset(region.label for region in self.regions)
+        """Labels that have a region here."""
         self.tensors: dict[str, Tensor] = {}
-        savers: dict[str, list[int]] = {}
+        self._savers: dict[str, list[int]] = {}
         for index, op in enumerate(self.ops):
             for tensor in op.saves:
                 known = self.tensors.setdefault(tensor.name, tensor)
                 if known.nbytes != tensor.nbytes:
                     raise ValueError(f"layer {name}: tensor {tensor.name} has two sizes")
-                savers.setdefault(tensor.name, []).append(index)
+                self._savers.setdefault(tensor.name, []).append(index)
+        self._input_of: dict[str, list[Region]] = {}
         for region in self.regions:
             for tensor in region.inputs:
                 self.tensors.setdefault(tensor.name, tensor)
-        self._savers = savers
-        self._outputs = {name: region for region in self.regions for name in region.outputs}
+                self._input_of.setdefault(tensor.name, []).append(region)
+        self._checkpoints = {region.label: region for region in self.regions if not region.discards_output}
+        self._producer = {output: region for region in self.regions for output in region.outputs}
+        self._first_use = {name: self._find_first_use(name) for name in self.tensors}
         self._cache: dict[frozenset[str], LayerCost] = {}
 
-    @property
-    def labels(self) -> frozenset[str]:
-        """Labels that have a region here."""
-        return frozenset(region.label for region in self.regions)
+    def _find_first_use(self, name: str) -> int:
+        uses = list(self._savers.get(name, ()))
+        for region in self._input_of.get(name, ()):
+            uses += [index for index, op in enumerate(self.ops) if region.label in op.regions][:1]
+        return min(uses, default=0)
 
     def region_ops(self, label: str) -> tuple[Op, ...]:
         """The operations that replaying ``label`` runs again."""
@@ -125,15 +130,12 @@ class Layer:
 
     def is_held(self, name: str, labels: frozenset[str]) -> bool:
         """Whether a tensor stays from forward to backward under the label set."""
-        producer = self._outputs.get(name)
+        producer = self._producer.get(name)
         if producer is not None and producer.label in labels:
             return False
         if any(labels.isdisjoint(self.ops[index].regions) for index in self._savers.get(name, ())):
             return True
-        return any(
-            region.label in labels and labels.isdisjoint(region.inside) and any(t.name == name for t in region.inputs)
-            for region in self.regions
-        )
+        return any(region.label in labels and labels.isdisjoint(region.inside) for region in self._input_of.get(name, ()))
 
     def cost(self, labels: frozenset[str]) -> LayerCost:
         """Evaluate a label set."""
@@ -144,82 +146,78 @@ class Layer:
         return known
 
     def _evaluate(self, labels: frozenset[str]) -> LayerCost:
-        held_names = [name for name in self.tensors if self.is_held(name, labels)]
+        held_names = {name for name in self.tensors if self.is_held(name, labels)}
         held: dict[str, int] = {}
-        for name in held_names:
+        arriving = [0] * len(self.ops)
+        for name in sorted(held_names):
             tensor = self.tensors[name]
             held[tensor.group] = held.get(tensor.group, 0) + tensor.nbytes
-        held_bytes = sum(held.values())
-        forward_peak = max((self._forward_level(index, labels, held_names) for index in range(len(self.ops))), default=0)
+            arriving[self._first_use[name]] += tensor.nbytes
+        forward_peak, level = 0, 0
+        for index, op in enumerate(self.ops):
+            level += arriving[index]
+            dying = sum(tensor.nbytes for tensor in op.saves if tensor.name not in held_names)
+            forward_peak = max(forward_peak, level + op.forward_bytes + dying)
         backward_peak, terms = self._backward(labels, held_names)
         retained = sum(
             region.retained_bytes for region in self.regions if region.label in labels and labels.isdisjoint(region.inside)
         )
-        return LayerCost(held, held_bytes, max(forward_peak, held_bytes), backward_peak, terms, retained)
-
-    def _first_use(self, name: str) -> int:
-        uses = list(self._savers.get(name, ()))
-        for region in self.regions:
-            if any(t.name == name for t in region.inputs):
-                uses += [index for index, op in enumerate(self.ops) if region.label in op.regions][:1]
-        return min(uses, default=0)
-
-    def _forward_level(self, index: int, labels: frozenset[str], held_names: list[str]) -> int:
-        op = self.ops[index]
-        level = op.forward_bytes + sum(self.tensors[name].nbytes for name in held_names if self._first_use(name) <= index)
-        held = set(held_names)
-        return level + sum(t.nbytes for t in op.saves if t.name not in held)
+        return LayerCost(held, level, max(forward_peak, level), backward_peak, terms, retained)
 
     def _release_index(self, name: str, labels: frozenset[str]) -> int:
         """Index of the operation whose backward is the last user of the tensor."""
-        first = self._first_use(name)
-        producer = self._outputs.get(name)
+        first = self._first_use[name]
+        producer = self._producer.get(name)
         if producer is not None and producer.label in labels:
             inside = [index for index, op in enumerate(self.ops[:first]) if producer.label in op.regions]
             first = max(inside, default=first)
         return first
 
-    def _backward(self, labels: frozenset[str], held_names: list[str]) -> tuple[int, dict[str, int]]:
+    def _backward(self, labels: frozenset[str], held_names: set[str]) -> tuple[int, dict[str, int]]:
         live = set(held_names)
         restored: set[str] = set()
         replayed: set[str] = set()
-        best, best_terms = 0, {}
-        release = {name: self._release_index(name, labels) for name in self.tensors}
+        level = sum(self.tensors[name].nbytes for name in live)
+        best, best_live, best_transient = 0, live, 0
+        leaving: dict[int, list[str]] = {}
+        for name in self.tensors:
+            leaving.setdefault(self._release_index(name, labels), []).append(name)
         for index in range(len(self.ops) - 1, -1, -1):
             op = self.ops[index]
             replay_extra = 0
+            back: list[Tensor] = []
             for label in op.regions:
                 if label in labels and label in self._checkpoints and label not in replayed:
                     replayed.add(label)
                     inner = labels - {label} - set(self._checkpoints[label].inside)
                     for other in self.region_ops(label):
                         replay_extra = max(replay_extra, other.forward_bytes)
-                        for tensor in other.saves:
-                            if tensor.name not in live and self._held_inside(tensor.name, label, inner):
-                                live.add(tensor.name)
-                                restored.add(tensor.name)
-            for tensor in op.saves:
+                        back += [tensor for tensor in other.saves if self._held_inside(tensor.name, label, inner)]
+            back += op.saves
+            for tensor in back:
                 if tensor.name not in live:
                     live.add(tensor.name)
                     restored.add(tensor.name)
+                    level += tensor.nbytes
             transient = max(op.backward_bytes, replay_extra)
-            level = transient + sum(self.tensors[name].nbytes for name in live)
-            if level > best:
-                best = level
-                best_terms = {"transient": transient}
-                for name in live:
-                    group = "replay_transient" if name in restored else self.tensors[name].group
-                    best_terms[group] = best_terms.get(group, 0) + self.tensors[name].nbytes
-            live -= {name for name in live if release[name] >= index}
-        return best, best_terms
+            if transient + level > best:
+                best, best_live, best_transient = transient + level, set(live), transient
+            for name in leaving.get(index, ()):
+                if name in live:
+                    live.discard(name)
+                    level -= self.tensors[name].nbytes
+        terms = {"transient": best_transient}
+        for name in sorted(best_live):
+            group = "replay_transient" if name in restored else self.tensors[name].group
+            terms[group] = terms.get(group, 0) + self.tensors[name].nbytes
+        return best, terms
 
     def _held_inside(self, name: str, label: str, labels: frozenset[str]) -> bool:
         """Whether the replay of ``label`` keeps the tensor until its backward, given the labels nested inside."""
-        producer = self._outputs.get(name)
+        producer = self._producer.get(name)
         if producer is not None and producer.label in labels:
             return False
         inside = [self.ops[index] for index in self._savers.get(name, ()) if label in self.ops[index].regions]
         return any(labels.isdisjoint(op.regions) for op in inside) or any(
-            region.label in labels and label in region.inside and any(t.name == name for t in region.inputs)
-            for region in self.regions
+            region.label in labels and label in region.inside for region in self._input_of.get(name, ())
         )

@@ -72,9 +72,26 @@ def _order(microbatches: int, group: int, vpp: int) -> list[int]:
 
 
 def _maximal(vectors: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    ordered = sorted(vectors, key=sum, reverse=True)
+    """The vectors that can be the largest weighted sum for weights that are not negative.
+
+    Dropped are those under another one, and those under the straight line between their neighbours in sorted order.
+    """
     kept: list[tuple[int, ...]] = []
-    for vector in ordered:
+    for vector in sorted(vectors, key=sum, reverse=True):
         if not any(all(a >= b for a, b in zip(other, vector, strict=True)) for other in kept):
             kept.append(vector)
-    return kept
+    kept.sort()
+    hull: list[tuple[int, ...]] = []
+    for vector in kept:
+        while len(hull) >= 2 and _under_line(hull[-2], hull[-1], vector):
+            hull.pop()
+        hull.append(vector)
+    return hull
+
+
+def _under_line(left: tuple[int, ...], middle: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether ``middle`` lies nowhere above the line from ``left`` to ``right`` (compared at its first coordinate)."""
+    whole, part = right[0] - left[0], middle[0] - left[0]
+    if whole == 0:
+        return False
+    return all(m * whole <= a * (whole - part) + b * part for a, m, b in zip(left, middle, right, strict=True))

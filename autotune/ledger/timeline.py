@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
-from autotune.ledger.layers import BuiltLayer, ChunkCost, add_terms, chunk_cost, inert_free
+from autotune.ledger.layers import BuiltLayer, ChunkCost, Peak, add_terms, chunk_cost, inert_free
 from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment
 from autotune.ledger.static import StaticBytes
+
+_RUNNING = ("forward", "loss", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,67 @@ class StageModel:
     first_backward_before_peak: bool
     """Whether some backward of the first iteration precedes its fullest forward."""
 
+    @property
+    def iterations(self) -> tuple[str, ...]:
+        """The iterations that differ: the first, a steady one, one after graph capture."""
+        return ("first", "steady", "after_capture") if self.captures else ("first", "steady")
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other micro batch is ever in flight here."""
+        return not any(any(moment.in_flight) for moment in self.moments)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of one stage: costs of its chunks, what lies under each phase, and where each phase is fullest."""
+
+    name: str
+    costs: list[ChunkCost]
+    parts: Mapping[str, list[Mapping[str, int]]]
+    runs: Mapping[str, tuple[int, Moment]]
+
+    def levels(self) -> dict[str, int]:
+        """Peak of every phase in bytes."""
+        return {
+            phase: sum(sum(part.values()) for part in parts) + (self.runs[phase][0] if phase in self.runs else 0)
+            for phase, parts in self.parts.items()
+            if phase in self.runs or phase not in _RUNNING
+        }
+
+    def peak(self, phase: str) -> PhasePeak:
+        """One phase with its terms."""
+        terms: dict[str, int] = {}
+        for part in self.parts[phase]:
+            add_terms(terms, part)
+        if phase in self.runs:
+            moment = self.runs[phase][1]
+            add_terms(terms, self.costs[moment.chunk].terms(phase))
+            for count, cost in zip(moment.in_flight, self.costs, strict=True):
+                if count:
+                    add_terms(terms, cost.held(), count)
+        kept = {name: nbytes for name, nbytes in terms.items() if nbytes}
+        return PhasePeak(iteration=self.name, phase=phase, peak_bytes=sum(kept.values()), terms=kept)
+
+
+def _runs(moments: Sequence[Moment], costs: Sequence[ChunkCost]) -> dict[str, tuple[int, Moment]]:
+    """Highest level and its moment of the phases that run layers, static bytes left out."""
+    best: dict[str, tuple[int, Moment]] = {}
+    held = [cost.held_bytes for cost in costs]
+    for moment in moments:
+        others = sum(map(mul, moment.in_flight, held))
+        cost = costs[moment.chunk]
+        if moment.backward:
+            phases: tuple[tuple[str, Peak], ...] = (("backward", cost.backward),)
+        elif cost.loss is not None:
+            phases = (("forward", cost.forward), ("loss", cost.loss))
+        else:
+            phases = (("forward", cost.forward),)
+        for phase, own in phases:
+            if phase not in best or others + own.nbytes > best[phase][0]:
+                best[phase] = (others + own.nbytes, moment)
+    return best
+
 
 class Timeline:
     """Prices boundaries on the stages of one workload; chunks of equal layers are priced once."""
@@ -34,78 +98,68 @@ class Timeline:
     def __init__(self, ctx: Context, stages: Sequence[StageModel]) -> None:
         self.ctx = ctx
         self.stages = tuple(stages)
-        self._cache: dict[tuple[int, bool, bool], ChunkCost] = {}
+        self._cache: dict[tuple[object, ...], ChunkCost] = {}
+        self._labels = {
+            id(chunk): frozenset(label for built in chunk for label in built.layer.labels)
+            for stage in stages
+            for chunk in stage.chunks
+        }
         features = ctx.workload.features
         # random.py:CheckpointFunction.forward splits the first input over the tensor-parallel ranks
         self._input_share = ctx.sizes.tp if features.distribute_saved_activations and not ctx.sizes.sequence_parallel else 1
-        self._boundary: Boundary | None = None
-        self._signatures: dict[tuple[int, ...], int] = {}
+        signatures: dict[tuple[int, ...], int] = {}
+        self._signatures = [
+            [signatures.setdefault(tuple(map(id, chunk)), len(signatures)) for chunk in stage.chunks] for stage in self.stages
+        ]
+        self._alone = [stage.alone for stage in self.stages]
 
-    def phases(self, stage: StageModel, boundary: Boundary) -> tuple[PhasePeak, ...]:
-        """Peaks of all phases of one stage under one boundary."""
-        if boundary != self._boundary:
-            self._cache, self._boundary = {}, boundary
-        peaks: list[PhasePeak] = []
-        for iteration in ("first", "steady", "after_capture") if stage.captures else ("first", "steady"):
-            peaks += self._iteration(stage, boundary, iteration)
-        return tuple(peaks)
+    def iterations(self, stage: StageModel, boundary: Boundary, *, first: bool) -> list[Iteration]:
+        """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
+        return [self._iteration(stage, boundary, name) for name in stage.iterations if first or name != "first"]
 
-    def _chunk(self, layers: tuple[BuiltLayer, ...], boundary: Boundary, *, pooled: bool, retains: bool) -> ChunkCost:
-        signature = self._signatures.setdefault(tuple(id(built) for built in layers), len(self._signatures))
-        key = (signature, pooled, retains)
-        known = self._cache.get(key)
-        if known is None:
-            known = self._cache[key] = chunk_cost(layers, boundary, pooled=pooled, retains=retains, input_share=self._input_share)
-        return known
+    def _costs(self, stage: StageModel, boundary: Boundary, *, pooled: bool, retains: bool) -> list[ChunkCost]:
+        out: list[ChunkCost] = []
+        full = boundary.granularity == "full"
+        modules = frozenset(boundary.modules)
+        for layers, signature in zip(stage.chunks, self._signatures[stage.index], strict=True):
+            # Boundaries that differ only in labels without a site here cost the same here.
+            acting = (boundary.method, boundary.num_layers) if full else modules & self._labels[id(layers)]
+            key = (signature, pooled, retains, acting)
+            known = self._cache.get(key)
+            if known is None:
+                known = self._cache[key] = chunk_cost(
+                    layers, boundary, pooled=pooled, retains=retains, input_share=self._input_share
+                )
+            out.append(known)
+        return out
 
-    def _iteration(self, stage: StageModel, boundary: Boundary, iteration: str) -> list[PhasePeak]:
-        pooled = iteration == "after_capture"
-        alone = iteration != "first" and not any(sum(moment.in_flight) for moment in stage.moments)
-        costs = [self._chunk(layers, boundary, pooled=pooled, retains=alone) for layers in stage.chunks]
-        base = dict(stage.static.always)
-        if iteration != "first":
-            add_terms(base, stage.static.after_step)
-        if pooled:
-            base["graph_pool"] = self._pool_bytes(stage, boundary)
-        if stage.p2p_bytes:
-            base["p2p"] = stage.p2p_bytes
-        warm = dict(base)
-        add_terms(warm, stage.static.after_backward)
-        forward_base = base if iteration == "first" and not stage.first_backward_before_peak else warm
+    def _iteration(self, stage: StageModel, boundary: Boundary, name: str) -> Iteration:
+        alone = name != "first" and self._alone[stage.index]
+        static = stage.static
+        base: list[Mapping[str, int]] = [static.always]
+        if name != "first":
+            base.append(static.after_step)
+        if name == "after_capture":
+            base.append({"graph_pool": self._pool_bytes(stage, boundary)})
+        warm = [*base, static.after_backward]
+        p2p = {"p2p": stage.p2p_bytes}
+        cold = name == "first" and not stage.first_backward_before_peak
         keeps_mask = boundary.granularity == "full" or "core_attn" in boundary.modules
-        best: dict[str, tuple[int, Moment]] = {}
-        for moment in stage.moments:
-            others = sum(count * cost.held_bytes for count, cost in zip(moment.in_flight, costs, strict=True))
-            cost = costs[moment.chunk]
-            runs = (("backward", cost.backward[0]),) if moment.backward else (
-                ("forward", cost.forward[0]), *((("loss", cost.loss[0]),) if cost.loss else ())
-            )  # fmt: skip
-            for phase, own in runs:
-                if phase not in best or others + own > best[phase][0]:
-                    best[phase] = (others + own, moment)
-        peaks: list[PhasePeak] = []
-        for phase, (_, moment) in best.items():
-            cost = costs[moment.chunk]
-            own_terms = {"backward": cost.backward, "loss": cost.loss or cost.forward, "forward": cost.forward}[phase][1]
-            terms = dict(warm if phase == "backward" else forward_base)
-            add_terms(terms, own_terms)
-            if phase != "backward" or keeps_mask:
-                add_terms(terms, stage.static.in_forward)
-            for count, other in zip(moment.in_flight, costs, strict=True):
-                if count:
-                    add_terms(terms, other.held, count)
-            peaks.append(_peak(iteration, phase, terms))
-        after = {name: nbytes for name, nbytes in warm.items() if name != "p2p"}
-        retained = sum(cost.retained_bytes for cost in costs)
-        if retained:
-            add_terms(after, {"retained": retained})
-        peaks.append(_peak(iteration, "grad_sync", after))
-        step = dict(after)
-        if iteration == "first":
-            add_terms(step, stage.static.after_step)
-        add_terms(step, stage.static.in_step)
-        peaks.append(_peak(iteration, "optimizer", step))
-        return peaks
+        costs = self._costs(stage, boundary, pooled=name == "after_capture", retains=alone)
+        synced = [*warm, {"retained": sum(cost.retained_bytes for cost in costs)}]
+        forward = [*(base if cold else warm), p2p, static.in_forward]
+        return Iteration(
+            name=name,
+            costs=costs,
+            parts={
+                "forward": forward,
+                "loss": forward,
+                "backward": [*warm, p2p, static.in_forward] if keeps_mask else [*warm, p2p],
+                "grad_sync": synced,
+                "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
+            },
+            runs=_runs(stage.moments, costs),
+        )
 
     def _pool_bytes(self, stage: StageModel, boundary: Boundary) -> int:
         """What captured layers keep in graph pools: their held bytes for every micro batch in flight, for good.
@@ -127,8 +181,3 @@ class Timeline:
             held = sum(count * total for count, total in zip(moment.in_flight, per_chunk, strict=True))
             most = max(most, held + per_chunk[moment.chunk])
         return most
-
-
-def _peak(iteration: str, phase: str, terms: Mapping[str, int]) -> PhasePeak:
-    kept = {name: nbytes for name, nbytes in terms.items() if nbytes}
-    return PhasePeak(iteration=iteration, phase=phase, peak_bytes=sum(kept.values()), terms=kept)
