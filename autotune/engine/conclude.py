@@ -151,7 +151,16 @@ def _open_names(end: Conclusion, answer: Boundary | None) -> tuple[str, ...]:
         )
     elif end.backend.kind == "predicted":
         rows.sort(key=lambda c: list(end.stop.open_boundaries).index(c.boundary))
-    return tuple(c.boundary.key for c in rows) + tuple(sorted(b.key for b in named - known))
+    names = [c.boundary.key for c in rows] + sorted(b.key for b in named - known)
+    if answer is None and end.backend.kind != "predicted":
+        names = [*_full_elsewhere(end), *names]
+    return tuple(names)
+
+
+def _full_elsewhere(end: Conclusion) -> list[str]:
+    """Full recompute where a rule of this workload forbids it: another workload (without CUDA graphs, say) might use it."""
+    full = [c for c in end.prepared.candidates if c.boundary == Boundary.full("uniform", 1) and c.status == "invalid"]
+    return [f"{c.boundary.key} (not in this workload: {c.reason})" for c in full]
 
 
 def _replay_cost(evidence: Evidence, answer: Boundary | None, prediction: Prediction | None, kind: str) -> ReplayCost | None:

@@ -36,7 +36,7 @@ class RunDirectory:
             raise RequestError("--out", str(path), "is a file", "name a directory that does not exist yet")
         if existing.exists():
             _compare(path, load_json(existing, dict), identity, resume)
-        elif path.is_dir() and any(path.iterdir()):
+        elif path.is_dir() and any(not _left_by_a_kill(entry) for entry in path.iterdir()):
             raise RequestError(
                 "--out", str(path), "holds files but no run", "name a directory that is empty or does not exist yet"
             )
@@ -95,6 +95,11 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _left_by_a_kill(entry: Path) -> bool:
+    """The lock, or a first write that never got its name: what a run killed at its very start leaves."""
+    return entry.name == ".lock" or entry.name.startswith(".request.json.")
 
 
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], resume: bool) -> None:

@@ -1,9 +1,10 @@
 """What the ledger's terms may be, given what trials showed: weighted draws of the physics.
 
-Each draw is one world: a factor for every term group, an offset for every phase and for all of them, a price factor and a chance
-of being inert for every label, and a small own deviation of every boundary. In each world every boundary has a peak (the maximum
-over phases and stages of factor times term, plus offset) and a price. Trials weigh the worlds: passes by how near they came
-(heavy tails), failures one-sided by the bytes they prove. docs/decisions/040-posterior.md says why draws and not a formula.
+Each draw is one world: a factor for every term group, an offset for every phase and for all of them, for every label a
+factor of what it saves, a price factor and a chance of being inert, and a small own deviation of every boundary. In each
+world every boundary has a peak (the maximum over phases and stages of factor times term, plus offset) and a price. Trials
+weigh the worlds: passes by how near they came (heavy tails), failures one-sided by the bytes they prove.
+docs/decisions/040-posterior.md says why draws and not a formula.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class PriorSpread:
         group: Relative, of a term group's factor; scaled so that the draws of the control are as wide as its interval.
         offset: Of the offset that all phases share, as a share of the heaviest peak.
         phase_offset: Of each phase's own offset, likewise.
+        saving: Relative, of the bytes a label saves (full recompute counts as one label).
         own: Of a boundary's own deviation, likewise: what breaks monotonicity.
         run: Of one run's peak around the boundary's own, likewise (routing, allocator).
         price: Of the logarithm of a label's price factor.
@@ -45,6 +47,7 @@ class PriorSpread:
     group: float = 0.06
     offset: float = 0.006
     phase_offset: float = 0.006
+    saving: float = 0.12
     own: float = 0.003
     run: float = 0.003
     price: float = 0.5
@@ -117,19 +120,35 @@ class Posterior:
         groups = sorted({g for p in self._predictions for s in p.stages for ph in s.phases for g in ph.terms})
         column = {group: i for i, group in enumerate(groups)}
         rows: list[list[float]] = []
+        savings: list[list[float]] = []
+        totals = [_totals(prediction) for prediction in self._predictions]
         phases: list[int] = []
         starts: list[int] = []
-        for prediction in self._predictions:
+        for boundary, prediction in zip(self.boundaries, self._predictions, strict=True):
             starts.append(len(rows))
-            for phase, terms in _leading_points(prediction):
+            narrower = [self._index.get(b) for b in self._without(boundary)]
+            for (stage, iteration, phase), terms in _leading_points(prediction):
+                here = sum(terms.values())
+                savings.append([
+                    0.0 if other is None else (totals[other].get((stage, iteration, phase), here) - here) / self._scale
+                    for other in narrower
+                ])  # fmt: skip
                 row = [0.0] * len(groups)
                 for group, size in terms.items():
                     row[column[group]] = size / self._scale
                 rows.append(row)
                 phases.append(PHASES.index(phase) if phase in PHASES else len(PHASES))
         self._terms = np.array(rows, dtype=np.float64).reshape(len(rows), len(groups))
+        self._savings = np.array(savings, dtype=np.float64).reshape(len(rows), len(self._labels) + 1)
         self._phase = np.array(phases, dtype=np.intp)
         self._starts = np.array(starts, dtype=np.intp)
+
+    def _without(self, boundary: Boundary) -> list[Boundary]:
+        """For every label, and last for full recompute, the boundary without it (itself where it has none of it)."""
+        if boundary.granularity == "full":
+            return [boundary] * len(self._labels) + [Boundary.selective()]
+        less = [Boundary.selective(m for m in boundary.modules if m != label) for label in self._labels]
+        return [*(b if boundary.granularity == "selective" else boundary for b in less), boundary]
 
     def _build_prices(self) -> None:
         names = sorted({label for p in self._predictions for label in p.replay_ms_by_label} | {_FULL})
@@ -151,6 +170,7 @@ class Posterior:
         factors = generator.standard_normal((groups, draws))
         offsets = generator.standard_normal((len(PHASES) + 1, draws)) * spread.phase_offset * width
         shared = generator.standard_normal(draws) * spread.offset * width
+        self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * spread.saving * width
         self._own = generator.standard_normal((len(self.boundaries), draws)) * spread.own * width
         self._inert = generator.random((len(self._labels), draws)) < spread.inert
         self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price * width)
@@ -178,7 +198,7 @@ class Posterior:
         return float(np.median(ratios)) if ratios else 1.0
 
     def _rebuild_peaks(self) -> None:
-        self._points = self._terms @ self._factors + self._offsets[self._phase]
+        self._points = self._terms @ self._factors + self._offsets[self._phase] - self._savings @ self._saved
         self._plain = np.maximum.reduceat(self._points, self._starts, axis=0) + self._own
         self._peaks = self._plain.copy()
         self._prices = self._price_table @ self._price
@@ -249,7 +269,7 @@ class Posterior:
         a = 0.97
         chosen = generator.choice(self._draws, size=self._draws, p=self._weights)
         self._inert = self._inert[:, chosen]
-        for name in ("_factors", "_offsets", "_own", "_price"):
+        for name in ("_factors", "_offsets", "_saved", "_own", "_price"):
             values = getattr(self, name)
             values = np.log(values) if name == "_price" else values
             mean = values @ self._weights
@@ -301,19 +321,26 @@ class Posterior:
         return expected, float(((saving > worth * step_ms) * fits) @ self._weights)
 
 
-def _leading_points(prediction: Prediction) -> list[tuple[str, Mapping[str, int]]]:
+_Place = tuple[int, str, str]
+"""Stage, iteration and phase of a point."""
+
+
+def _totals(prediction: Prediction) -> dict[_Place, int]:
+    return {(s.stage, p.iteration, p.phase): p.peak_bytes for s in prediction.stages for p in s.phases}
+
+
+def _leading_points(prediction: Prediction) -> list[tuple[_Place, Mapping[str, int]]]:
     """The points that can bind: of each phase its two heaviest, within 20 % of the peak; the heaviest always."""
-    by_phase: dict[str, list[tuple[int, Mapping[str, int]]]] = {}
+    by_phase: dict[str, list[tuple[int, _Place, Mapping[str, int]]]] = {}
     for stage in prediction.stages:
         for point in stage.phases:
-            by_phase.setdefault(point.phase, []).append((point.peak_bytes, point.terms))
+            place = (stage.stage, point.iteration, point.phase)
+            by_phase.setdefault(point.phase, []).append((point.peak_bytes, place, point.terms))
     found = []
-    for phase, points in sorted(by_phase.items()):
-        points.sort(key=lambda p: -p[0])
-        found += [(size, phase, terms) for size, terms in points[:2] if size > 0.8 * prediction.peak_bytes]
-    if not found:
-        return [(prediction.phase, {"all": prediction.peak_bytes})]
-    return [(phase, terms) for _, phase, terms in found]
+    for _, points in sorted(by_phase.items()):
+        points.sort(key=lambda p: (-p[0], p[1]))
+        found += [(place, terms) for size, place, terms in points[:2] if size > 0.8 * prediction.peak_bytes]
+    return found or [((prediction.stage, "steady", prediction.phase), {"all": prediction.peak_bytes})]
 
 
 def _heavy_tail(z: Floats) -> Floats:

@@ -120,9 +120,12 @@ class StudyLog:
         trial = optuna.Trial(self._study, trial_id)
         if self._study.get_trials(deepcopy=False)[record.number].state.is_finished():
             return
+        known = trial.constraints  # a killed run may have written one of them
         for name, value in constraints(record, verdict, evidence).items():
-            trial.set_constraint(name, value)
-        attrs: dict[str, Any] = {
+            if name not in known:
+                trial.set_constraint(name, value)
+        # One attribute, one line of the journal: every line is synced to the disk.
+        result: dict[str, Any] = {
             "record": place,
             "kind": record.kind,
             "verdict": verdict.status,
@@ -132,8 +135,7 @@ class StudyLog:
             "ranks_measured": verdict.ranks_measured,
             "objective": "median step, ms" if record.step_ms else "estimated step, ms",
         }
-        for name, value in attrs.items():
-            trial.set_user_attr(name, value)
+        trial.set_user_attr("result", result)
         cost = evidence.cost_ms(record.boundary)
         self._study.tell(record.number, cost if cost != float("inf") else 0.0)
 
