@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,30 +34,50 @@ _IRRELEVANT = frozenset({
 })  # fmt: skip
 
 
-def validate(workload: Workload, boundaries: Iterable[Boundary], *, python: str = sys.executable) -> ValidatorReport:
+Question = tuple[Workload, Sequence[Boundary]]
+
+
+def validate(workload: Workload, boundaries: Sequence[Boundary], *, python: str = sys.executable) -> ValidatorReport:
     """Ask the Megatron Core of ``python`` about every boundary; the workload's Transformer Engine version is declared.
 
     A refusal that recompute off meets as well says nothing of a boundary (a missing package of this machine, a setting
     of another revision): then every verdict is ``not_checkable``. The same holds where no Megatron Core is installed or
     the process fails. Answers are cached by stack and configuration in the user's cache folder.
     """
-    wanted = tuple(dict.fromkeys(boundaries))
-    request = {
+    return validate_all([(workload, boundaries)], python=python)[0]
+
+
+def validate_all(questions: Sequence[Question], *, python: str = sys.executable) -> tuple[ValidatorReport, ...]:
+    """``validate`` for several workloads in one process, whose start takes most of the time."""
+    requests = [_request(workload, boundaries) for workload, boundaries in questions]
+    entries = [_cache_entry(request, python) for request in requests]
+    answers = [read_cache(entry) if entry else None for entry in entries]
+    missing = [index for index, answer in enumerate(answers) if answer is None]
+    failure = ""
+    if missing:
+        found, failure = _ask([requests[index] for index in missing], python)
+        for index, answer in zip(missing, found, strict=False):
+            answers[index] = answer
+            if (entry := entries[index]) is not None:
+                write_cache(entry, answer)
+    return tuple(
+        _report(workload, boundaries, answer) if answer is not None else _no_answer(boundaries, failure)
+        for (workload, boundaries), answer in zip(questions, answers, strict=True)
+    )
+
+
+def _request(workload: Workload, boundaries: Sequence[Boundary]) -> dict[str, Any]:
+    return {
         "transformer_engine": workload.stack.transformer_engine,
         "config": transformer_config_fields(workload),
-        "boundaries": [boundary.to_fields() for boundary in wanted],
+        "boundaries": [boundary.to_fields() for boundary in boundaries],
     }
-    entry = _cache_entry(request, python)
-    lines = read_cache(entry) if entry else None
-    if lines is None:
-        lines, failure = _ask(request, python)
-        if lines is None:
-            reason = f"the validator did not answer: {failure}"
-            verdicts = {boundary: Verdict(outcome="not_checkable", message=reason) for boundary in wanted}
-            return ValidatorReport(megatron_core=None, decides=False, verdicts=verdicts, notes=(reason,))
-        if entry:
-            write_cache(entry, lines)
-    return _report(workload, wanted, lines)
+
+
+def _no_answer(boundaries: Sequence[Boundary], failure: str) -> ValidatorReport:
+    reason = f"the validator did not answer: {failure}"
+    verdicts = {boundary: Verdict(outcome="not_checkable", message=reason) for boundary in boundaries}
+    return ValidatorReport(megatron_core=None, decides=False, verdicts=verdicts, notes=(reason,))
 
 
 def transformer_config_fields(workload: Workload) -> dict[str, Any]:
@@ -87,39 +107,37 @@ def _default(part: type[Model] | type[Parallel] | type[Features], name: str) -> 
     return found.default
 
 
-def _ask(request: Mapping[str, Any], python: str) -> tuple[list[dict[str, Any]] | None, str]:
+def _ask(requests: Sequence[Mapping[str, Any]], python: str) -> tuple[list[dict[str, Any]], str]:
+    """Run the worker; its answers as far as it came, and why it came no further."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [python, "-P", str(_WORKER)]
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False
+            command, input=json.dumps(requests), capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return None, " ".join(str(error).split())
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or len(lines) != len(request["boundaries"]) + 1:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return None, last
-    return lines, ""
+        return [], " ".join(str(error).split())
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return answers, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
-def _report(workload: Workload, wanted: tuple[Boundary, ...], lines: list[dict[str, Any]]) -> ValidatorReport:
-    stack, answers = lines[0], lines[1:]
+def _report(workload: Workload, boundaries: Sequence[Boundary], answer: Mapping[str, Any]) -> ValidatorReport:
+    core, refusal = answer["megatron_core"], answer["refusal"]
     notes = []
-    if stack["neutralised"]:
-        notes.append(f"checked without {', '.join(stack['neutralised'])}, whose kernels are missing here")
-    if stack["unknown"]:
-        notes.append(f"Megatron Core {stack['megatron_core']} has no {', '.join(stack['unknown'])}; left out")
-    if stack["refusal"]:
-        notes.append(f"refused with recompute off as well: {stack['refusal']}")
-    verdicts = {}
-    for boundary, answer in zip(wanted, answers, strict=True):
-        verdicts[boundary] = _verdict(answer, stack["refusal"], declared=bool(workload.stack.transformer_engine))
+    if answer["neutralised"]:
+        notes.append(f"checked without {', '.join(answer['neutralised'])}, whose kernels are missing here")
+    if answer["unknown"]:
+        notes.append(f"Megatron Core {core} has no {', '.join(answer['unknown'])}; left out")
+    if refusal:
+        notes.append(f"refused with recompute off as well: {refusal}")
+    declared = bool(workload.stack.transformer_engine)
+    verdicts = {
+        boundary: _verdict(each, refusal, declared=declared)
+        for boundary, each in zip(boundaries, answer["boundaries"], strict=True)
+    }
     named = workload.stack.megatron_core
-    same = resolve_revision(named).release == resolve_revision(stack["megatron_core"]).release
-    return ValidatorReport(
-        megatron_core=stack["megatron_core"], decides=named is None or same, verdicts=verdicts, notes=tuple(notes)
-    )
+    decides = named is None or resolve_revision(named).release == resolve_revision(core).release
+    return ValidatorReport(megatron_core=core, decides=decides, verdicts=verdicts, notes=tuple(notes))
 
 
 def _verdict(answer: Mapping[str, Any], refusal: str | None, *, declared: bool) -> Verdict:

@@ -1,8 +1,9 @@
 """Run as a script in a process of its own: ask the installed Megatron Core's TransformerConfig about many boundaries.
 
-Standard input: one JSON object with ``transformer_engine`` (the version to declare, or null), ``config`` (fields by
-Megatron's names) and ``boundaries`` (the four fields each). Standard output: one JSON object a line, first the stack,
-then one answer a boundary in order. It uses nothing of this project, so any Python with Megatron Core can run it.
+Standard input: a JSON list of questions, each with ``transformer_engine`` (the version to declare, or null), ``config``
+(fields by Megatron's names) and ``boundaries`` (the four fields each). Standard output: one JSON object a line for each
+question, with the stack and one answer a boundary in order. It uses nothing of this project, so any Python with
+Megatron Core can run it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,33 @@ NEUTRAL_SWITCHES = ("moe_permute_fusion", "apply_rope_fusion", "moe_router_fusio
 
 
 def main() -> None:
-    """Answer the request on standard input."""
-    request = json.load(sys.stdin)
+    """Answer the questions on standard input."""
+    questions = json.load(sys.stdin)
     # What Megatron prints while it is imported goes to standard error; the answers have the old standard output.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     import torch
-    from megatron.core import package_info, utils
+    from megatron.core import package_info
+
+    stack = {"megatron_core": ".".join(str(part) for part in package_info.VERSION[:3]), "torch": torch.__version__}
+    for question in questions:
+        answers.write(json.dumps(stack | _answer(question)) + "\n")
+        answers.flush()
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    from megatron.core import utils
     from megatron.core.transformer import transformer_config
 
-    if request["transformer_engine"]:
-        from packaging.version import Version
+    from packaging.version import Version
 
-        # get_te_version keeps the version it found in this variable (core/utils.py, 0.16.1 and 0.19.2)
-        utils._te_version = Version(request["transformer_engine"])
-    fields = dict(request["config"])
+    # get_te_version keeps the version it found in this variable; None means look again. 0.16.1 leaves it None without
+    # Transformer Engine and then cannot compare, 0.19.2 says 0.0.0.
+    utils._te_version = Version(question["transformer_engine"]) if question["transformer_engine"] else None
+    if utils.get_te_version() is None:
+        utils._te_version = Version("0.0.0")
+    fields = dict(question["config"])
     latent = fields.pop("multi_latent_attention", False)
     config_class = transformer_config.MLATransformerConfig if latent else transformer_config.TransformerConfig
     known = {field.name for field in dataclasses.fields(config_class)}
@@ -43,24 +55,19 @@ def main() -> None:
     unknown = sorted(set(config) - known)
     config = {name: value for name, value in config.items() if name in known}
     neutralised, refusal = _settle(config_class, config)
-    stack = {
-        "megatron_core": ".".join(str(part) for part in package_info.VERSION[:3]),
-        "torch": torch.__version__,
+    return {
         "neutralised": neutralised,
         "unknown": unknown,
         "refusal": refusal,
+        "boundaries": [_try(config_class, config | boundary) for boundary in question["boundaries"]],
     }
-    answers.write(json.dumps(stack) + "\n")
-    for boundary in request["boundaries"]:
-        answers.write(json.dumps(_try(config_class, config | boundary)) + "\n")
-        answers.flush()
 
 
 def _spelled_for(known: set[str], fields: dict[str, Any]) -> dict[str, Any]:
     """Rename what another revision names differently: cuda_graph_modules was cuda_graph_scope, full_iteration a scope."""
     config = dict(fields)
-    if "cuda_graph_modules" in config and "cuda_graph_modules" not in known:
-        scopes = config.pop("cuda_graph_modules")
+    if "cuda_graph_modules" not in known:
+        scopes = config.pop("cuda_graph_modules", [])
         if config.get("cuda_graph_impl") == "full_iteration":
             config["cuda_graph_impl"], scopes = "local", ["full_iteration"]
         config["cuda_graph_scope"] = scopes
