@@ -39,7 +39,6 @@ def main() -> None:
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     from megatron.core import utils
     from megatron.core.transformer import transformer_config
-
     from packaging.version import Version
 
     # get_te_version keeps the version it found in this variable; None means look again. 0.16.1 leaves it None without
