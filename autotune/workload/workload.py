@@ -90,6 +90,10 @@ class Model:
     linear_num_value_heads: int = 32
     # Multi-token prediction
     mtp_num_layers: int | None = None
+    mtp_use_repeated_layer: bool = False
+    """One MTP layer's parameters serve all depths."""
+    mtp_hybrid_override_pattern: str | None = None
+    """Layer pattern of one MTP depth of a hybrid stack, where ``hybrid_layer_pattern`` does not spell it after ``/``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,8 @@ class Precision:
     fp8: str | None = None
     fp8_recipe: str = "delayed"
     fp8_param: bool = False
+    disable_parameter_transpose_cache: bool = False
+    """Transformer Engine keeps no transposed copy of FP8 weights."""
     fp4: str | None = None
     first_last_layers_bf16: bool = False
     num_layers_at_start_in_bf16: int = 1
