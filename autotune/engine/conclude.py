@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.claims import claims
-from autotune.engine.prepare import Prepared, remedies_of, revisions
+from autotune.engine.prepare import Prepared, revisions
 from autotune.engine.request import Request
 from autotune.errors import ExitStatus
 from autotune.ledger.prediction import Prediction
@@ -85,7 +85,7 @@ def conclude(end: Conclusion) -> Recommendation:
         runner_up=_runner_up(end, answer),
         breakpoints=_breakpoints(end, context),
         wall=end.prepared.ledger.wall(),
-        remedies=remedies_of(end.prepared.workload),
+        remedies=end.prepared.remedies,
         claims=claims(end.prepared.workload, evidence, verdict, kind),
         warnings=_warnings(end, verdict, context),
         trials=_trials(evidence),

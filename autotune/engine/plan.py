@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.engine.prepare import Prepared, prepare, remedies_of, revisions
+from autotune.engine.prepare import Prepared, prepare, revisions
 from autotune.engine.request import Request
 from autotune.ledger.prediction import Coverage
 from autotune.records import to_builtins
@@ -92,7 +92,7 @@ def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
         candidates=tuple(_row(c, limit_bytes) for c in sorted(prepared.candidates, key=lambda c: c.order)),
         wall=prepared.ledger.wall(),
         breakpoints=breakpoints(predicted_points(prepared.candidates)),
-        remedies=remedies_of(prepared.workload),
+        remedies=prepared.remedies,
         coverage=prepared.coverage,
         workload_source=to_builtins(prepared.workload.source),
         revisions=revisions(prepared.workload),

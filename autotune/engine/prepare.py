@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from autotune.engine.request import Request
 from autotune.errors import NoBoundaryError
@@ -16,6 +16,7 @@ from autotune.workload.workload import Source, Workload
 
 if TYPE_CHECKING:
     from autotune.ledger.ledger import Ledger
+    from autotune.ledger.remedies import Remedy
     from autotune.workload.architecture import Architecture
 
 
@@ -29,6 +30,7 @@ class Prepared:
     candidates: tuple[Candidate, ...]
     ledger: Ledger
     coverage: Coverage
+    remedies: tuple[Remedy, ...]
 
 
 def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> Prepared:
@@ -38,6 +40,7 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> P
         RequestError: The recipe, an override or the search space cannot be used.
     """
     from autotune.ledger.ledger import Ledger
+    from autotune.ledger.remedies import remedies
     from autotune.search.space import build_candidates
     from autotune.workload.architecture import classify
     from autotune.workload.resolve import resolve_workload
@@ -61,6 +64,7 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> P
         candidates=candidates,
         ledger=ledger,
         coverage=ledger.coverage(),
+        remedies=tuple(remedies(workload)),
     )
 
 
@@ -83,13 +87,6 @@ def revisions(workload: Workload) -> Mapping[str, str | None]:
     }
 
 
-def remedies_of(workload: Workload) -> tuple[Any, ...]:
-    """Zero-replay levers of the ledger."""
-    from autotune.ledger.remedies import remedies
-
-    return tuple(remedies(workload))
-
-
 def refuse_below_states(prepared: Prepared, limit_bytes: int) -> None:
     """Stop where weights, gradients and optimizer states alone are over the limit.
 
@@ -99,7 +96,7 @@ def refuse_below_states(prepared: Prepared, limit_bytes: int) -> None:
     states = prepared.ledger.states_bytes()
     if states * 0.98 <= limit_bytes:
         return
-    levers = [_lever(remedy) for remedy in remedies_of(prepared.workload)][:3]
+    levers = [_lever(r) for r in sorted(prepared.remedies, key=lambda r: -(r.saves_bytes or 0))][:3]
     way_out = "levers outside recompute: " + "; ".join(levers or ["more pipeline, tensor or expert parallelism"])
     raise NoBoundaryError(
         f"--mem-target={format_gb_and_gib(limit_bytes)}: weights, gradients and optimizer states alone take {format_gb(states)} "
@@ -107,5 +104,6 @@ def refuse_below_states(prepared: Prepared, limit_bytes: int) -> None:
     )
 
 
-def _lever(remedy: Any) -> str:
-    return f"{remedy.name} ({format_gb(remedy.saves_bytes)} less, predicted)"
+def _lever(remedy: Remedy) -> str:
+    saves = f" ({format_gb(remedy.saves_bytes)} less, predicted)" if remedy.saves_bytes else ""
+    return f"{remedy.name}, {remedy.setting}{saves}"
