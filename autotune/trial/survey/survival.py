@@ -233,11 +233,11 @@ class Survival:
                     self._retained.pop(group.retained_key, None)
                 self._passes.append(_Pass(group, rise_bytes + self._level_floor[number] + self.total_bytes))
         elif kind == FORWARD_OUT:
-            if self._passes and self._passes[-1].group.last == region:
-                self._end_pass(region, phase)
             if region not in self._by_first:  # A checkpoint goes on holding its inputs.
                 for storage in self._timeline.regions[region].inputs:
                     self._drop(storage)
+            if self._passes and self._passes[-1].group.last == region:
+                self._end_pass(region, phase)
         elif kind == DISCARD:
             group = self._by_last.get(region)
             if group is not None and group.kind == "W":
