@@ -58,6 +58,8 @@ class Model:
     moe_ffn_hidden_size: int | None = None
     moe_router_topk: int = 2
     moe_router_dtype: str | None = None
+    moe_router_score_function: str = "softmax"
+    moe_router_pre_softmax: bool = False
     moe_router_load_balancing_type: str | tuple[str, ...] = "aux_loss"
     moe_router_enable_expert_bias: bool = False
     moe_router_force_load_balancing: bool = False
