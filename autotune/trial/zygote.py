@@ -118,7 +118,6 @@ class _Server:
             os.dup2(null, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            gc.unfreeze()
             from autotune.trial import rank
             from autotune.trial.spec import TrialSpec
 

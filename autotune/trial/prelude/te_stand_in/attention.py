@@ -54,8 +54,11 @@ class _FusedAttention(torch.autograd.Function):
             if p > 0:
                 random_state[0] = torch.randint(0, 2**62, (1,))[0]
             scores = _FusedAttention.scores(q, k, scale, mask, window)
-            statistics.copy_(torch.logsumexp(scores, -1, keepdim=True))
-            probabilities = torch.exp(scores - statistics)
+            highest = scores.amax(-1, keepdim=True)
+            probabilities = scores.sub_(highest).exp_()
+            total = probabilities.sum(-1, keepdim=True)
+            statistics.copy_(highest + total.log())
+            probabilities.div_(total)
             if p > 0:
                 probabilities = probabilities * _keep(random_state, probabilities.shape, p).to(q.device)
             values = v.float().repeat_interleave(a // v.shape[2], 2).permute(1, 2, 0, 3)
@@ -68,9 +71,9 @@ class _FusedAttention(torch.autograd.Function):
     def scores(q: Tensor, k: Tensor, scale: float, mask: str, window: tuple[int, int] | None) -> Tensor:
         """Masked scores [b, a, sq, sk] in fp32."""
         keys = k.float().repeat_interleave(q.shape[2] // k.shape[2], 2)
-        scores = (q.float().permute(1, 2, 0, 3) @ keys.permute(1, 2, 3, 0)) * scale
+        scores = (q.float() * scale).permute(1, 2, 0, 3) @ keys.permute(1, 2, 3, 0)
         allowed = _allowed(q.shape[0], k.shape[0], mask, window)
-        return scores if allowed is None else scores.masked_fill(~allowed.to(q.device), float("-inf"))
+        return scores if allowed is None else scores.masked_fill_(~allowed.to(q.device), float("-inf"))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -81,11 +84,11 @@ class _FusedAttention(torch.autograd.Function):
             dout = grad.view(out.shape).float().permute(1, 2, 0, 3)
             keys = k.float().repeat_interleave(a // groups, 2).permute(1, 2, 0, 3)
             values = v.float().repeat_interleave(a // groups, 2).permute(1, 2, 0, 3)
-            probabilities = torch.exp(_FusedAttention.scores(q, k, ctx.scale, ctx.mask, ctx.window) - statistics)
+            probabilities = _FusedAttention.scores(q, k, ctx.scale, ctx.mask, ctx.window).sub_(statistics).exp_()
             keep = _keep(random_state, probabilities.shape, ctx.p).to(q.device) if ctx.p > 0 else 1.0
             dv = (probabilities * keep).transpose(2, 3) @ dout
             inner = (dout * out.float().permute(1, 2, 0, 3)).sum(-1, keepdim=True)
-            dscores = probabilities * ((dout @ values.transpose(2, 3)) * keep - inner) * ctx.scale
+            dscores = (dout @ values.transpose(2, 3)).mul_(keep).sub_(inner).mul_(probabilities).mul_(ctx.scale)
             grad_q.copy_((dscores @ keys).permute(2, 0, 1, 3))
             dk = dscores.transpose(2, 3) @ q.float().permute(1, 2, 0, 3)
             for target, value in ((grad_k, dk), (grad_v, dv)):
