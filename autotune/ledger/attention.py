@@ -185,40 +185,24 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
         )
     )
     if model.qk_layernorm:
-        # The norms of q and k save their contiguous inputs and fp32 statistics.
+        # The norms save their inputs and fp32 statistics; those of the stand-in keep k as the view of mixed_qkv that it is.
+        normed = query_width + (0 if ctx.stand_in else kv_width)
         ops.append(
             Op(
                 name=f"{name}.qk_norm",
                 saves=(
                     Tensor(
                         name=f"{name}.qk_norm_in",
-                        nbytes=(s.width * (query_width + kv_width) + 4 * (s.heads + s.kv_heads)) * s.tokens,
+                        nbytes=(s.width * normed + 4 * (s.heads + s.kv_heads)) * s.tokens,
                         group="attention",
                         formula="2 n (a' + kv') d + 4 n (a' + kv')",
                         source="TE module/rmsnorm.py (ops RMSNorm) at 2.17.1",
                     ),
+                    *((mixed,) if ctx.stand_in else ()),
                 ),
                 forward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
                 backward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
                 work=Work(moved_bytes=2.0 * (query.nbytes + key.nbytes), modules=2),
-            )
-        )
-    if rotates and not features.apply_rope_fusion:
-        # cos and sin are made anew for q and for k, and their products with them save them.
-        angles = Tensor(
-            name=f"{name}.rope_angles",
-            nbytes=4 * s.width * s.sequence * s.head_dim,
-            group="attention",
-            formula="8 s d",
-            source="rope_utils.py:_apply_rotary_pos_emb_bshd at 24bad8e6",
-        )
-        ops.append(
-            Op(
-                name=f"{name}.rope",
-                saves=(angles,),
-                forward_bytes=mixed.nbytes + 2 * query.nbytes + key.nbytes,
-                backward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
-                work=Work(moved_bytes=6.0 * (query.nbytes + key.nbytes), small_ops=20),
             )
         )
     # Without recompute TE makes contiguous copies of what is strided; the checkpoint saves the views themselves, and a view

@@ -66,21 +66,29 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
 
 
 def _router(ctx: Context, name: str, norm_out: Tensor) -> Op:
-    """Gating linear and top-k: fp32 logits, scores, probabilities, a map; about 17 bytes a token and expert."""
-    s = ctx.sizes
-    wide = 8 if ctx.workload.model.moe_router_dtype == "fp64" else 4
+    """Gating linear, scores and top-k over [tokens, experts].
+
+    Four bytes each: the probabilities (and a one-byte map), which the dispatcher holds; the scores of the auxiliary loss; the
+    scores before top-k where they are a sigmoid or a softmax over all experts (moe_utils.py:topk_routing_with_score_function,
+    compute_routing_scores_for_aux_loss). The gating linear keeps its input only (RouterGatingLinearFunction).
+    """
+    s, model = ctx.sizes, ctx.workload.model
+    pairs = s.shard_tokens * s.experts
+    types = model.moe_router_load_balancing_type
+    auxiliary = any("aux_loss" in kind for kind in ((types,) if isinstance(types, str) else types))
+    before_topk = model.moe_router_pre_softmax or model.moe_router_score_function != "softmax"
     state = Tensor(
         name=f"{name}.router_state",
-        nbytes=(4 * wide + 1) * s.shard_tokens * s.experts,
+        nbytes=(5 + 4 * auxiliary + 4 * before_topk) * pairs,
         group="moe",
-        formula="17 n' E",
+        formula="(5 to 13) n' E",
         source=_ROUTER,
     )
     return Op(
         name=f"{name}.router",
         saves=(norm_out, state),
         regions=("moe",),
-        backward_bytes=3 * wide * s.shard_tokens * s.experts + 2 * s.hidden_bytes,
+        backward_bytes=12 * pairs + 2 * s.hidden_bytes,
         work=Work(flop=2.0 * s.shard_tokens * s.hidden * s.experts, moved_bytes=3.0 * state.nbytes, small_ops=30),
     )
 
@@ -100,12 +108,19 @@ def _received_tokens(ctx: Context) -> float:
 def _dispatch(ctx: Context, name: str) -> Op:
     s, model = ctx.sizes, ctx.workload.model
     routed = s.width * s.routed_tokens * s.moe_width
+    pairs, copies = s.shard_tokens * s.experts, s.shard_tokens * s.topk
+    if model.moe_permute_fusion:
+        # row_id_map of permute is [n', 2 E + 1] int32; sorting by local expert keeps one int32 a token copy
+        maps_bytes = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
+    else:
+        # moe_utils.py:permute keeps the transposed map and the flat and row indices of the copies (int64)
+        maps_bytes = pairs + 16 * copies
     maps = Tensor(
         name=f"{name}.row_id_maps",
-        nbytes=4 * s.shard_tokens * (2 * s.experts + 1) + 8 * s.routed_tokens,
+        nbytes=maps_bytes,
         group="moe",
-        formula="4 n' (2 E + 1) + 8 T",
-        source="TE permutation.py:_moe_permute_mask_map at 2.17.1",
+        formula="4 n' (2 E + 1) + 8 T, or n' E + 16 n' k unfused",
+        source="TE permutation.py:_moe_permute_mask_map at 2.17.1; moe_utils.py:permute at 24bad8e6",
     )
     flex = model.moe_token_dispatcher_type == "flex"
     received = int(s.width * _received_tokens(ctx) * s.moe_width) if flex else routed
