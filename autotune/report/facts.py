@@ -164,7 +164,7 @@ def _at_risk(recommendation: Recommendation) -> Table:
     return Table(
         title="At risk, launch these first",
         note="Cheaper settings whose predicted peak fits and whose 95 % peak does not.",
-        columns=("setting", "peak", "95 % peak", "replay", "fits with probability"),
+        columns=("setting", "peak", "95 % peak", "replay", "chance to fit"),
         rows=tuple(
             (
                 _name(row.boundary),
@@ -201,7 +201,7 @@ def _certificate(recommendation: Recommendation) -> Table:
     return Table(
         title="Certificate",
         note="Why each cheaper setting is not the answer. A predicted row was ruled out by its prediction, it did not fail.",
-        columns=("setting", "peak", "95 % peak", "fits with probability", "replay", "step", "basis", "reason"),
+        columns=("setting", "peak", "95 % peak", "chance to fit", "replay", "step", "basis", "reason"),
         rows=tuple(
             (
                 _name(row.boundary),
@@ -214,7 +214,8 @@ def _certificate(recommendation: Recommendation) -> Table:
                 # The figures of a prediction stand in the columns; its reason repeats them after a colon.
                 row.reason.partition(":")[0] if row.basis == "predicted" else row.reason,
             )
-            for row in recommendation.certificate
+            # Those that could have been the answer first, those that a rule settles after them.
+            for row in sorted(recommendation.certificate, key=lambda row: row.basis in ("invalid", "no effect", "same effect"))
         ),
     )
 
