@@ -66,7 +66,7 @@ def label_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revis
         "mla_up_proj": _where(layers, lambda layer: layer.mixer in _LATENT, "no layer has multi-latent attention"),
         "gdn_norm_out": _where(layers, lambda layer: layer.mixer == "gdn", "no layer is a gated delta net"),
         "mlp": _where(layers, lambda layer: layer.mlp == "dense", "no layer has a dense MLP (the label skips MoE layers)"),
-        "moe": _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts"),
+        "moe": _moe_sites(workload, layers, revision),
         "moe_act": _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts"),
         "shared_experts": (
             _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts")
@@ -85,6 +85,21 @@ def label_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revis
 def _where(layers: Sequence[LayerLike], acts: Callable[[LayerLike], bool], why_none: str) -> Sites:
     found = tuple(index for index, layer in enumerate(layers) if acts(layer))
     return Sites(layers=found, why_none="" if found else why_none)
+
+
+def _moe_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revision) -> Sites:
+    """MoE layers, but for local CUDA graphs: there MoELayer leaves the checkpoint to MoETransformerLayer, which only the
+    hybrid stack builds and which takes it only with a captured router (moe_layer.py:245-250,
+    transformer_layer.py:1557-1562, 1597-1604 at 2a75ac12; the same in 0.16.1).
+    """
+    found = _where(layers, lambda layer: layer.mlp == "moe", "no layer has a mixture of experts")
+    scopes = set(workload.features.cuda_graph_modules)
+    partial = (
+        workload.model.hybrid_layer_pattern is not None and scopes & {"moe_router", "moe_preprocess"} and "moe" not in scopes
+    )
+    if workload.features.cuda_graph_impl != "local" or not revision.has(GRAPH_MODULES) or "full_iteration" in scopes or partial:
+        return found
+    return Sites(layers=(), why_none=found.why_none or "local CUDA graphs bypass the checkpoint around the whole MoE")
 
 
 def _layernorm_sites(workload: Workload, layers: Sequence[LayerLike], revision: Revision) -> Sites:

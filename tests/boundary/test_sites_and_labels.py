@@ -64,6 +64,21 @@ def test_no_selective_label_reaches_a_mamba_mixer() -> None:
     assert len(found["moe"]) == 23
 
 
+@pytest.mark.parametrize(
+    ("graphs", "acts"),
+    [
+        ({"cuda_graph_impl": "none", "cuda_graph_modules": ()}, True),
+        ({"cuda_graph_impl": "local", "cuda_graph_modules": ("attn",)}, False),
+        ({"cuda_graph_impl": "local", "cuda_graph_modules": ("attn", "moe_router")}, True),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ("attn",)}, True),
+    ],
+)
+def test_local_graphs_bypass_the_whole_moe_unless_the_router_is_captured(graphs: dict[str, object], acts: bool) -> None:
+    assert bool(sites(nemotron(**graphs), NEMOTRON.layers)["moe"]) is acts
+    if graphs["cuda_graph_impl"] == "local":
+        assert sites(moe(**graphs), MOE.layers)["moe"] == (), "only the hybrid stack builds the layer that takes it"
+
+
 def test_dense_layers_of_a_mixture_are_where_mlp_acts() -> None:
     assert sites(moonlight(), MOONLIGHT.layers)["mlp"] == (0,)
     assert sites(moe(), MOE.layers)["mlp"] == ()
