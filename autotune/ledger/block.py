@@ -21,6 +21,8 @@ class Param:
     expert: bool = False
     gemm: bool = False
     """Weight of a GEMM whose gradient is accumulated inside it (gradient accumulation fusion)."""
+    quantized: bool = True
+    """Whether FP8, where it is on, stores it in one byte; not in layers that stay in BF16."""
     matrix: bool = True
     """Whether Muon takes it (matrices of layers; never embedding, head, router or vectors)."""
 

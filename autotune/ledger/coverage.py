@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from autotune.ledger.prediction import Coverage
 from autotune.workload.neutral import NEUTRAL
@@ -37,6 +37,11 @@ _RULES: tuple[_Rule, ...] = (
     ),
     ("precision.fp4", lambda w: w.precision.fp4 is not None, "FP4 copies of weights and activations are not modelled"),
     (
+        "precision.disable_parameter_transpose_cache",
+        lambda w: w.precision.fp8 is not None and w.precision.disable_parameter_transpose_cache,
+        "when transposed FP8 weights live is not modelled",
+    ),
+    (
         "precision.fp32_residual_connection",
         lambda w: w.precision.fp32_residual_connection,
         "4-byte residuals are not modelled",
@@ -64,11 +69,53 @@ _RULES: tuple[_Rule, ...] = (
         f"only {', '.join(sorted(_POSITIONS))} are modelled",
     ),
     (
+        "model.mtp_use_repeated_layer",
+        lambda w: w.model.mtp_use_repeated_layer and (w.model.mtp_num_layers or 0) > 1,
+        "shared parameters of prediction depths are not modelled",
+    ),
+    (
+        "model.mtp_hybrid_override_pattern",
+        lambda w: w.model.mtp_hybrid_override_pattern is not None,
+        "a prediction depth with its own layer pattern is not modelled",
+    ),
+    (
+        "features.delay_wgrad_compute",
+        lambda w: w.features.delay_wgrad_compute,
+        "how long delayed weight gradients keep their inputs is not modelled",
+    ),
+    (
         "model.hybrid_layer_pattern",
         lambda w: not set(w.model.hybrid_layer_pattern or "") <= _LAYERS,
         "the pattern has a layer kind that is not modelled",
     ),
 )
+
+
+UNREAD: Mapping[str, str] = {
+    "model.activation_func": "a gated or plain activation keeps the same storages whichever function it is",
+    "model.window_size": "a window masks scores inside the kernel; what it saves has the same size",
+    "model.window_attn_skip_freq": "a window masks scores inside the kernel; what it saves has the same size",
+    "model.moe_router_enable_expert_bias": "one number an expert",
+    "model.moe_router_fusion": "one kernel instead of several over the same [tokens, experts] scores",
+    "model.moe_flex_dispatcher_backend": "both backends hand the same permuted tokens to the experts",
+    "parallel.expert_tensor_parallel_size": "read as Parallel.etp",
+    "parallel.hierarchical_context_parallel_sizes": "how the exchange is staged; what attention saves follows cp_comm_type",
+    "train.global_batch_size": "read as Workload.num_microbatches",
+    "train.manual_gc": "when Python collects; what a step keeps is freed by reference counts",
+    "precision.num_layers_at_start_in_bf16": "acts with first_last_layers_bf16 only",
+    "precision.num_layers_at_end_in_bf16": "acts with first_last_layers_bf16 only",
+    "optimizer.reuse_grad_buf_for_mxfp8_param_ag": "MXFP8 parameters have storage of their own and share the gradient buffer "
+    "either way (param_and_grad_buffer.py:_ParamAndGradBuffer.__init__ at 24bad8e6)",
+    "optimizer.overlap_grad_reduce": "the one gradient buffer is reduced in place, in buckets",
+    "optimizer.overlap_param_gather": "parameters are gathered in place, in buckets",
+    "optimizer.main_grads_dtype": "precision.grad_dtype says it",
+    "optimizer.data_parallel_sharding_strategy": "acts under FSDP only",
+    "features.bias_dropout_fusion": "fused or not, dropout keeps one mask",
+    "features.calculate_per_token_loss": "scales the loss by a count of tokens",
+    "features.cuda_graph_warmup_steps": "when graphs are captured, not what they hold",
+    "features.overlap_p2p_communication_warmup_flush": "when stage tensors are sent; how many are in flight has its own spread",
+}
+"""Fields of a Workload that the ledger need not read, each with its reason; all others are read or named by a rule."""
 
 
 def coverage(workload: Workload) -> Coverage:

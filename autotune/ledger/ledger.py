@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -91,6 +91,7 @@ class Ledger:
         )
         self._architecture = classify(workload)
         self._built: dict[LayerKind, BuiltLayer] = {}
+        self._unquantized: dict[LayerKind, BuiltLayer] = {}
         self._timeline = Timeline(self.context, [self._stage_model(stage) for stage in stages(workload)])
         self._predictions: dict[Boundary, Prediction] = {}
         self._label_prices: dict[LayerKind, Mapping[str, float]] = {}
@@ -339,10 +340,25 @@ class Ledger:
 
     # ---- building ----
 
-    def _layer(self, kind: LayerKind) -> BuiltLayer:
+    def _layer(self, kind: LayerKind, index: int | None = None) -> BuiltLayer:
         if kind not in self._built:
             self._built[kind] = build_layer(self.context, kind)
-        return self._built[kind]
+        if index is None or not self._stays_bf16(index):
+            return self._built[kind]
+        if kind not in self._unquantized:
+            precision = replace(self.workload.precision, fp8=None, fp4=None)
+            context = replace(self.context, workload=replace(self.workload, precision=precision))
+            built = build_layer(context, kind)
+            self._unquantized[kind] = replace(built, params=tuple(replace(p, quantized=False) for p in built.params))
+        return self._unquantized[kind]
+
+    def _stays_bf16(self, index: int) -> bool:
+        """Whether a layer is kept out of FP8 (fp8_utils.py:is_first_last_bf16_layer at 24bad8e6)."""
+        precision = self.workload.precision
+        if not precision.fp8 or not precision.first_last_layers_bf16:
+            return False
+        last = self.workload.model.num_layers - precision.num_layers_at_end_in_bf16
+        return index < precision.num_layers_at_start_in_bf16 or index >= last
 
     @cached_property
     def _embedding(self) -> BuiltLayer:
@@ -365,7 +381,7 @@ class Ledger:
         pp, vpp = parallel.pipeline_model_parallel_size, len(stage.chunks)
         tied = workload.model.share_embeddings_and_output_weights
         chunks: list[list[BuiltLayer]] = [
-            [self._layer(self._architecture.layers[index]) for index in chunk] for chunk in stage.chunks
+            [self._layer(self._architecture.layers[index], index) for index in chunk] for chunk in stage.chunks
         ]
         extra: list[Param] = []
         if stage.has_embedding:

@@ -153,7 +153,7 @@ def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
     (TE module/base.py:get_weight_workspace at 2.17.1).
     """
     precision, width = ctx.workload.precision, ctx.sizes.width
-    gemm = sum(p.numel for p in params if p.gemm and p.name != "head.output")
+    gemm = sum(p.numel for p in params if p.gemm and p.quantized and p.name != "head.output")
     rest = sum(p.numel for p in params) - gemm
     if not precision.fp8:
         return width * (gemm + rest)
