@@ -18,6 +18,8 @@ from benchmarks.seed_rows import seed_rows_workload
 from benchmarks.split import Half, half
 from benchmarks.stacks import golden_stack
 
+_KINDS = {None, "gpt", "moe", "mixtral", "mamba", "hybrid"}
+
 Reports = Literal["last stage", "first stage", "any stage"]
 
 
@@ -115,6 +117,8 @@ def _workload(record: Mapping[str, Any], source: str) -> Workload:
     layout = {name: value for name, value in (record.get("parallel") or {}).items() if value is not None}
     gpu = gpu_name(str(record.get("gpu", "H100")))
     environment = {str(name): str(value) for name, value in (record.get("env_vars") or {}).items()}
+    if record.get("kind") not in _KINDS:
+        raise RequestError("kind", record.get("kind"), "is no decoder of this project's", "give rows of GPT or hybrid models")
     if ("num_layers" not in args and "--num-layers" not in args) or "precision" in args:
         return workload_of_model({**layout, **args}, world_size=record.get("world_size"), gpu=gpu)
     stack, note = Stack(), None

@@ -46,14 +46,14 @@ DIRECT: Mapping[str, Arg] = {
     ),
     **_words(
         "model", position_embedding_type="learned_absolute", normalization="LayerNorm", softmax_type="vanilla",
-        moe_router_dtype=None, moe_token_dispatcher_type="allgather", moe_flex_dispatcher_backend="deepep",
-        experimental_attention_variant=None, hybrid_layer_pattern=None,
+        moe_router_dtype=None, moe_router_score_function="softmax", moe_token_dispatcher_type="allgather", moe_flex_dispatcher_backend="deepep",
+        experimental_attention_variant=None, hybrid_layer_pattern=None, mtp_hybrid_override_pattern=None,
     ),
     **_switches(
         "model", "qk_layernorm", "attention_output_gate", "multi_latent_attention", "moe_router_enable_expert_bias",
-        "moe_router_force_load_balancing", "moe_router_fusion", "moe_shared_expert_gate", "moe_shared_expert_overlap",
+        "moe_router_force_load_balancing", "moe_router_pre_softmax", "moe_router_fusion", "moe_shared_expert_gate", "moe_shared_expert_overlap",
         "moe_grouped_gemm", "moe_permute_fusion", "moe_pad_expert_input_to_capacity", "moe_apply_probs_on_input",
-        "add_qkv_bias",
+        "add_qkv_bias", "mtp_use_repeated_layer",
     ),
     **_switches("model", "add_bias_linear", "use_mamba_mem_eff_path", default=True),
     "hidden_dropout": Arg("model.hidden_dropout", "float", 0.1),
@@ -87,12 +87,13 @@ DIRECT: Mapping[str, Arg] = {
     **_numbers("precision", num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=1),
     **_switches(
         "precision", "fp8_param", "first_last_layers_bf16", "fp32_residual_connection", "attention_softmax_in_fp32",
-        "apply_query_key_layer_scaling",
+        "apply_query_key_layer_scaling", "disable_parameter_transpose_cache",
     ),
     # Optimizer and data parallelism
     **_words("optimizer", optimizer="adam", data_parallel_sharding_strategy="optim_grads_params"),
     **_switches(
         "optimizer", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
+        "reuse_grad_buf_for_mxfp8_param_ag",
         "use_precision_aware_optimizer", "optimizer_cpu_offload", "use_megatron_fsdp", "use_torch_fsdp2",
     ),
     **{
@@ -137,7 +138,9 @@ DERIVED: Mapping[str, Arg] = {
         ("moe_enable_deepep", "bool", False), ("tokenizer_type", "str", None), ("vocab_size", "int", None),
         ("padded_vocab_size", "int", None), ("vocab_extra_ids", "int", 0), ("cpu_offloading", "bool", False),
         ("hybrid_override_pattern", "str", None), ("world_size", "int", None), ("data_parallel_size", "int", None),
-        ("num_microbatches", "int", None),
+        ("num_microbatches", "int", None), ("spec", "list", None), ("gated_linear_unit", "bool", False),
+        ("activation_func", "str", None), ("bias_activation_fusion", "bool", None), ("params_dtype", "dtype", None),
+        ("grad_reduce_in_fp32", "bool", None), ("moe_layer_recompute", "bool", False), ("is_hybrid_model", "bool", False),
     )
 }  # fmt: skip
 """Arguments that decide a field together with others."""

@@ -32,6 +32,8 @@ from autotune.workload.workload import (
 
 _GPT2_VOCABULARY = 50257  # tokens of GPT-2's BPE files
 _GPT2_TOKENIZERS = {None, "GPT2BPETokenizer"}
+_HYBRID_SPECS = {"mamba_stack_spec", "hybrid_stack_spec"}
+"""Layer specs that a hybrid pattern implies anyway."""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
 
 
@@ -114,6 +116,14 @@ def _follow(given: dict[str, Any]) -> None:
     given["num_layers"] = given["num_layers"] or given["encoder_num_layers"]
     if given["recompute_activations"]:
         given["recompute_granularity"] = "selective"
+    if given["moe_layer_recompute"] and given["recompute_granularity"] != "full":
+        given["recompute_granularity"] = "selective"
+        given["recompute_modules"] = (*_as_tuple(given["recompute_modules"]), "moe")
+    if given["params_dtype"] in {"bf16", "fp16"}:
+        given[given["params_dtype"]] = True
+    if given["grad_reduce_in_fp32"] is not None:
+        given["accumulate_allreduce_grads_in_fp32"] = given["grad_reduce_in_fp32"]
+        given["grad_reduce_in_bf16"] = not given["grad_reduce_in_fp32"]
     if given["enable_cuda_graph"]:
         given["cuda_graph_impl"] = "local"
     if given["external_cuda_graph"]:
@@ -198,7 +208,7 @@ def _train(given: dict[str, Any], layout: Parallel) -> Train:
 
 def _model(given: dict[str, Any], other: dict[str, Any]) -> Model:
     fields = _section("model", given)
-    gated = given["swiglu"] or given["quick_geglu"]
+    gated = given["swiglu"] or given["quick_geglu"] or given["gated_linear_unit"]
     ffn = given["ffn_hidden_size"]
     if ffn is None:
         # A gated layer has two matrices before the activation; 8/3 h keeps the parameter count of 4 h.
@@ -210,6 +220,8 @@ def _model(given: dict[str, Any], other: dict[str, Any]) -> Model:
     fields["activation_func"] = "silu" if given["swiglu"] else "squared_relu" if given["squared_relu"] else "gelu"
     if given["quick_geglu"]:
         fields["activation_func"] = "quick_gelu"
+    if given["activation_func"]:
+        fields["activation_func"] = given["activation_func"].rsplit(".", 1)[-1]
     if given["openai_gelu"]:
         other["--openai-gelu"] = True
     fields["num_query_groups"] = given["num_query_groups"] if given["group_query_attention"] else None
@@ -252,6 +264,8 @@ def _optimizer(given: dict[str, Any]) -> Optimizer:
 def _features(given: dict[str, Any]) -> Features:
     fields = _section("features", given)
     fields["bias_activation_fusion"] = given["bias_swiglu_fusion"] if given["swiglu"] else given["bias_gelu_fusion"]
+    if given["bias_activation_fusion"] is not None:
+        fields["bias_activation_fusion"] = given["bias_activation_fusion"]
     fields["cpu_offloading"] = given["cpu_offloading"]
     fields["offload_modules"] = _as_tuple(given["offload_modules"])
     return Features(**fields)
@@ -270,7 +284,15 @@ def _recompute(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unplaced(given: Mapping[str, Any]) -> dict[str, Any]:
     """Known arguments that no field can say."""
-    return {"--no-position-embedding": True} if not given["add_position_embedding"] else {}
+    unplaced: dict[str, Any] = {}
+    if not given["add_position_embedding"] and given["position_embedding_type"] != "rope":
+        unplaced["--no-position-embedding"] = True
+    spec = set(_as_tuple(given["spec"]))
+    if spec and not (given["hybrid_layer_pattern"] and spec & _HYBRID_SPECS) and spec != {"local"}:
+        unplaced["--spec"] = " ".join(sorted(spec))
+    if given["is_hybrid_model"] and not given["hybrid_layer_pattern"]:
+        unplaced["--is-hybrid-model"] = True
+    return unplaced
 
 
 def _section(section: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,9 @@ _BY_REASON: Mapping[str, str] = {
         non_persistent_local_ckpt_dir non_persistent_local_ckpt_algo dist_ckpt_format dist_ckpt_strictness
         dist_ckpt_workers use_dist_ckpt dist_ckpt_optim_fully_reshardable distrib_optim_fully_reshardable_mem_efficient
         dist_ckpt_save_pre_mcore_014 replication replication_jump replication_factor verify_integrity
-        override_ckpt_iteration strict_fsdp_dtensor_load save_tokenizer_assets export_te_mcore_model
+        override_ckpt_iteration strict_fsdp_dtensor_load save_tokenizer_assets no_save_tokenizer_assets export_te_mcore_model
+        async_ckpt_cpu_priority async_ckpt_io_priority async_ckpt_use_cpu_shm ckpt_fully_parallel_load_per_rank_objects
+        ckpt_pg_tensors_cache_create ckpt_pg_tensors_cache_path no_ckpt_load_validate_sharding_integrity most_recent_k
         export_force_local_attention""",
     "logging, profiling, health checks or restart on the host": """
         log_params_norm log_throughput log_progress timing_log_level timing_log_option tensorboard_dir
@@ -63,7 +65,16 @@ _BY_REASON: Mapping[str, str] = {
         check_for_spiky_loss check_for_nan_in_loss_and_grad no_check_for_nan_in_loss_and_grad
         check_weight_hash_across_dp_replicas_interval gpu_sniff_test_interval run_workload_inspector_server otel_enabled
         otel_service_name otel_span_groups exit_code_requeue no_barrier_with_level_1_timing dump_param_to_param_group_map
-        flight_recorder_dump_path flight_recorder_trace_buffer_size""",
+        flight_recorder_dump_path flight_recorder_trace_buffer_size flight_recorder_include_stack_trace
+        no_flight_recorder_dump_on_timeout no_flight_recorder_extra_dump_on_exec no_flight_recorder_include_only_active
+        log_l2_norm_grad_to_tensorboard log_runtime_to_tensorboard log_throughput_to_tensorboard throughput_window_size
+        memory_keys runtime_time_unit filter_warnings no_filter_warnings modules_to_filter set_level_for_all_loggers
+        save_config_filepath record_shapes pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack
+        pytorch_profiler_collect_chakra result_rejected_tracker_filename ft_num_warmup_iters inprocess_active_world_size
+        inprocess_max_iterations inprocess_granularity inprocess_soft_timeout inprocess_hard_timeout
+        inprocess_barrier_timeout inprocess_completion_timeout inprocess_heartbeat_interval inprocess_heartbeat_timeout
+        inprocess_last_call_wait inprocess_termination_grace_time inprocess_monitor_thread_interval
+        inprocess_monitor_process_interval inprocess_progress_watchdog_interval inprocess_empty_cuda_cache""",
     "which stream, call or group carries a communication; its buffers stay": """
         distributed_backend distributed_timeout_minutes distributed_timeout_seconds_after_init
         no_overlap_p2p_communication ddp_num_buckets ddp_bucket_size ddp_average_in_collective no_align_param_gather
@@ -71,17 +82,23 @@ _BY_REASON: Mapping[str, str] = {
         nccl_communicator_config_path use_sharp sharp_enabled_group high_priority_stream_groups
         disable_gloo_process_groups enable_gloo_process_groups use_gloo_process_groups lazy_mpu_init local_rank
         high_priority_a2a_comm_stream moe_hybridep_num_sms_preprocessing pipeline_model_parallel_comm_backend
-        use_ring_exchange_p2p create_all_gather_group align_grad_reduce""",
+        use_ring_exchange_p2p create_all_gather_group align_grad_reduce no_align_grad_reduce no_batch_p2p_comm
+        no_batch_p2p_sync batch_p2p_sync tp_only_amax_red""",
     "padding of the gradient buffer by at most 2^16 elements a bucket": "ddp_pad_buckets_for_high_nccl_busbw",
     "order in which ranks are numbered; the last rank stays on the last stage": "use_tp_pp_dp_mapping",
     "which experts a token goes to or how scores become weights, not how many tokens": """
-        moe_router_pre_softmax moe_token_drop_policy moe_router_quantile_balancing_ema""",
+        moe_token_drop_policy moe_router_quantile_balancing_ema moe_router_topk_limited_devices""",
+    "order of the columns of a gated weight": "moe_mlp_glu_interleave_size moe_shared_expert_glu_interleave_size",
+    "how blocks of one kernel share its work": """
+        moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute muon_use_syrk flash_attention_version
+        disable_bf16_reduced_precision_matmul""",
+    "the number of micro batches grows to that of the batch given": "rampup_batch_size decrease_batch_size_if_needed",
     "pads an expert's tokens to a multiple of at most 128": """
         moe_router_padding_for_fp8 moe_router_padding_for_quantization""",
     "angles of the position embedding: a [sequence, head width] table or less": """
         rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_type
         yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int
-        no_yarn_correction_range_round_to_int original_max_position_embeddings beta_fast beta_slow""",
+        no_yarn_correction_range_round_to_int original_max_position_embeddings beta_fast beta_slow mrope_section""",
     "a scalar inside an existing computation": """
         norm_epsilon apply_layernorm_1p dsa_indexer_k_norm_epsilon """,
     "kernel choice of the local norm; Transformer Engine's norms do not read it": "no_persist_layer_norm",
@@ -97,7 +114,10 @@ _BY_REASON: Mapping[str, str] = {
         nccl_all_reduce_for_prefill""",
     "which tensor-parallel overlaps are on; their user buffers are counted whole": """
         tp_comm_overlap_cfg disable_tp_comm_overlap_ag disable_tp_comm_overlap_rs disable_tp_comm_bulk_dgrad
-        disable_tp_comm_bulk_wgrad disable_tp_comm_split_ag disable_tp_comm_split_rs""",
+        disable_tp_comm_bulk_wgrad disable_tp_comm_split_ag disable_tp_comm_split_rs no_tp_comm_overlap_ag
+        no_tp_comm_overlap_rs no_tp_comm_bulk_dgrad no_tp_comm_bulk_wgrad no_tp_comm_split_ag no_tp_comm_split_rs
+        tp_comm_overlap_rs_dgrad tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 tp_comm_atomic_ag
+        tp_comm_atomic_rs""",
 }
 
 NEUTRAL_ARGS: Mapping[str, str] = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
