@@ -188,3 +188,21 @@ def test_candidates_follow_the_report() -> None:
     status = {candidate.boundary.key: (candidate.status, candidate.rule) for candidate in found}
     assert status["moe_act"] == ("invalid", "megatron_core_validator")
     assert status["layernorm"] == ("distinct", None)
+
+
+def test_validated_candidates_ask_once_about_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.search import validated
+
+    asked: list[int] = []
+
+    def refuse_moe(work: Workload, boundaries: list[Boundary]) -> ValidatorReport:
+        asked.append(len(boundaries))
+        verdicts = {boundary: Verdict(outcome="rejected" if "moe" in boundary.modules else "accepted") for boundary in boundaries}
+        return ValidatorReport(megatron_core="0.19.2", decides=True, verdicts=verdicts)
+
+    monkeypatch.setattr(validated, "validate", refuse_moe)
+    found, report = validated.validated_candidates(moe(), MOE)
+    assert asked == [len(found)]
+    assert report.decides
+    assert {c.status for c in found if "moe" in c.boundary.modules} == {"invalid"}
+    assert next(c for c in found if c.boundary.key == "moe_act").status == "distinct"
