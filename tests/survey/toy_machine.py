@@ -82,8 +82,7 @@ class Machine:
 
     def allocate(self, size: int) -> None:
         self.level += size
-        if self.level > self.high:
-            self.high = self.level
+        self.high = max(self.high, self.level)
         self.phases[self.phase] = max(self.phases.get(self.phase, 0), self.level)
 
     def hold(self, storage: Storage) -> Storage:
@@ -108,10 +107,7 @@ class Machine:
     # forward; every function takes a held x, releases it, and returns a held y
     def run(self, body: tuple[Op | Checkpointed, ...], x: Storage, graph: list[Node] | None) -> Storage:
         for part in body:
-            if isinstance(part, Op):
-                x = self.run_op(part, x, graph)
-            else:
-                x = self.run_region(part, x, graph)
+            x = self.run_op(part, x, graph) if isinstance(part, Op) else self.run_region(part, x, graph)
         return x
 
     def pack(self, node: Node, storage: Storage) -> None:

@@ -152,20 +152,22 @@ class CallSites:
         yield from seen.values()
 
 
-def _walk(
-    node: ast.AST, tests: tuple[ast.expr, ...] = (), scopes: tuple[_Scope, ...] = ()
-) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...], tuple[_Scope, ...]]]:
+def _walk(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...], tuple[_Scope, ...]]]:
     """Every node with the ``if`` tests that hold there (of its own function) and the functions and classes around it."""
-    yield node, tests, scopes
-    if isinstance(node, _Scope):
-        tests, scopes = (), (*scopes, node)
-    if isinstance(node, ast.If):
-        parts = [*((part, (*tests, node.test)) for part in node.body), *((part, tests) for part in (node.test, *node.orelse))]
-        for part, held in parts:
-            yield from _walk(part, held, scopes)
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child, tests, scopes)
+    no_tests: tuple[ast.expr, ...] = ()
+    no_scopes: tuple[_Scope, ...] = ()
+    todo: list[tuple[ast.AST, tuple[ast.expr, ...], tuple[_Scope, ...]]] = [(tree, no_tests, no_scopes)]
+    while todo:
+        node, tests, scopes = todo.pop()
+        yield node, tests, scopes
+        if isinstance(node, _Scope):
+            tests, scopes = (), (*scopes, node)
+        if isinstance(node, ast.If):
+            held = (*tests, node.test)
+            todo += [(part, tests, scopes) for part in (*reversed(node.orelse), node.test)]
+            todo += [(part, held, scopes) for part in reversed(node.body)]
+        else:
+            todo += [(child, tests, scopes) for child in reversed(list(ast.iter_child_nodes(node)))]
 
 
 def _labels_tested(expression: ast.AST) -> list[str]:

@@ -40,7 +40,7 @@ class SurveyPlan:
     @property
     def steps(self) -> int:
         """An upper bound of the steps of the launch."""
-        settings = self.switch_to if self.switch_to >= 0 else len(self.candidates) or 2**len(self.labels) + 200
+        settings = self.switch_to if self.switch_to >= 0 else len(self.candidates) or 2 ** len(self.labels) + 200
         return self.plain_steps + 1 + self.timed_steps + settings * self.steps_each + self.interleaved_rounds * (settings + 1)
 
 
