@@ -96,6 +96,8 @@ UNREAD: Mapping[str, str] = {
     "model.window_size": "a window masks scores inside the kernel; what it saves has the same size",
     "model.window_attn_skip_freq": "a window masks scores inside the kernel; what it saves has the same size",
     "model.moe_router_enable_expert_bias": "one number an expert",
+    "model.moe_router_dtype": "scores are counted in four bytes; the gating linear keeps its BF16 input whichever type it "
+    "computes in",
     "model.moe_router_fusion": "one kernel instead of several over the same [tokens, experts] scores",
     "model.moe_flex_dispatcher_backend": "both backends hand the same permuted tokens to the experts",
     "parallel.expert_tensor_parallel_size": "read as Parallel.etp",
@@ -112,6 +114,8 @@ UNREAD: Mapping[str, str] = {
     "optimizer.data_parallel_sharding_strategy": "acts under FSDP only",
     "features.bias_dropout_fusion": "fused or not, dropout keeps one mask",
     "features.calculate_per_token_loss": "scales the loss by a count of tokens",
+    "features.cpu_offloading_num_layers": "acts with cpu_offloading only",
+    "features.offload_modules": "acts with fine_grained_activation_offloading only",
     "features.cuda_graph_warmup_steps": "when graphs are captured, not what they hold",
     "features.overlap_p2p_communication_warmup_flush": "when stage tensors are sent; how many are in flight has its own spread",
 }

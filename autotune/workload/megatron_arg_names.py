@@ -46,12 +46,14 @@ DIRECT: Mapping[str, Arg] = {
     ),
     **_words(
         "model", position_embedding_type="learned_absolute", normalization="LayerNorm", softmax_type="vanilla",
-        moe_router_dtype=None, moe_router_score_function="softmax", moe_token_dispatcher_type="allgather", moe_flex_dispatcher_backend="deepep",
+        moe_router_dtype=None, moe_router_score_function="softmax",
+        moe_token_dispatcher_type="allgather", moe_flex_dispatcher_backend="deepep",
         experimental_attention_variant=None, hybrid_layer_pattern=None, mtp_hybrid_override_pattern=None,
     ),
     **_switches(
         "model", "qk_layernorm", "attention_output_gate", "multi_latent_attention", "moe_router_enable_expert_bias",
-        "moe_router_force_load_balancing", "moe_router_pre_softmax", "moe_router_fusion", "moe_shared_expert_gate", "moe_shared_expert_overlap",
+        "moe_router_force_load_balancing", "moe_router_pre_softmax",
+        "moe_router_fusion", "moe_shared_expert_gate", "moe_shared_expert_overlap",
         "moe_grouped_gemm", "moe_permute_fusion", "moe_pad_expert_input_to_capacity", "moe_apply_probs_on_input",
         "add_qkv_bias", "mtp_use_repeated_layer",
     ),

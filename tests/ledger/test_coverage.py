@@ -1,0 +1,84 @@
+"""Coverage: what the ledger does not know is named, and no field of a Workload is forgotten."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.ledger.coverage import _RULES, UNREAD, coverage
+from autotune.workload.megatron_args import workload_from_args
+from autotune.workload.workload import Features, Model, Optimizer, Parallel, Precision, Train, Workload
+
+GPT: dict[str, Any] = {
+    "num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "seq_length": 128, "micro_batch_size": 1,
+    "max_position_embeddings": 128, "bf16": True,
+}  # fmt: skip
+SECTIONS = {
+    "model": Model, "parallel": Parallel, "train": Train, "precision": Precision, "optimizer": Optimizer, "features": Features,
+}  # fmt: skip
+
+
+def small(**changes: Any) -> Workload:
+    return workload_from_args({**GPT, **changes}, world_size=8)
+
+
+@cache
+def names_read() -> frozenset[str]:
+    """Every attribute that the ledger, the classifier and the pipeline splitter read."""
+    root = Path(autotune.__file__).parent
+    files = [path for path in (root / "ledger").glob("*.py") if path.name != "coverage.py"]
+    files += [root / "workload" / name for name in ("architecture.py", "pipeline.py", "workload.py")]
+    trees = [ast.parse(path.read_text()) for path in files]
+    return frozenset(node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_field_is_read_or_named(section: str) -> None:
+    ruled = {name for name, _, _ in _RULES}
+    read = names_read()
+    forgotten = [
+        name
+        for name in (field.name for field in fields(SECTIONS[section]))
+        if name not in read and f"{section}.{name}" not in UNREAD and f"{section}.{name}" not in ruled
+    ]
+    assert forgotten == []
+
+
+def test_unread_fields_and_rules_exist() -> None:
+    for name in [*UNREAD, *(rule[0] for rule in _RULES)]:
+        section, _, field = name.partition(".")
+        assert field in {known.name for known in fields(SECTIONS[section])}
+
+
+def test_a_plain_model_is_covered() -> None:
+    assert coverage(small()).covered
+    assert coverage(small()).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"fine_grained_activation_offloading": True}, "features.fine_grained_activation_offloading"),
+        ({"cpu_offloading_num_layers": 2}, "features.cpu_offloading"),
+        ({"optimizer": "soap"}, "optimizer.optimizer"),
+        ({"use_torch_fsdp2": True}, "optimizer.use_torch_fsdp2"),
+        ({"experimental_attention_variant": "dsa"}, "model.experimental_attention_variant"),
+        ({"position_embedding_type": "relative"}, "model.position_embedding_type"),
+        ({"fp4_format": "e2m1"}, "precision.fp4"),
+    ],
+)
+def test_known_gaps_are_named_with_their_value(change: dict[str, Any], name: str) -> None:
+    found = coverage(small(**change))
+    assert not found.covered
+    assert any(reason.startswith(f"{name}=") for reason in found.reasons)
+
+
+def test_names_never_heard_of_are_named_and_neutral_ones_are_not() -> None:
+    workload = replace(small(), other={"model.brand_new": 1, "--shiny": True, "model.rotary_base": 5, "--mscale": 1.0})
+    assert coverage(workload).reasons == ("model.brand_new (never heard of)", "--shiny (never heard of)")
