@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.boundary.notes import boundary_notes
 from autotune.engine.prepare import Prepared, prepare, revisions
 from autotune.engine.request import Request
 from autotune.ledger.prediction import Coverage
@@ -70,6 +71,8 @@ class PlanResult:
     coverage: Coverage
     workload_source: Mapping[str, Any]
     revisions: Mapping[str, str | None]
+    boundary_notes: tuple[str, ...] = ()
+    """Where labels and rules come from, older switches that were read, sub-models that the patch does not reach."""
 
 
 def plan(request: Request) -> PlanResult:
@@ -96,6 +99,7 @@ def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
         coverage=prepared.coverage,
         workload_source=to_builtins(prepared.workload.source),
         revisions=revisions(prepared.workload),
+        boundary_notes=boundary_notes(prepared.workload),
     )
 
 
