@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from autotune.engine.request import Request
-from autotune.errors import NoBoundaryError
+from autotune.errors import NoBoundaryError, RequestError
 from autotune.ledger.prediction import Coverage
 from autotune.records import digest
 from autotune.search.candidate import Candidate
@@ -52,10 +52,12 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> P
         from autotune.search.space_file import load_space
 
         space = load_space(request.space)
+    listed = build_candidates(workload, architecture, space=space)
+    refuse_invalid_setting(request.overrides, workload, listed)
     ledger = Ledger(workload, variant=variant)
     candidates = tuple(
         replace(candidate, prediction=ledger.predict(candidate.boundary)) if candidate.status != "invalid" else candidate
-        for candidate in build_candidates(workload, architecture, space=space)
+        for candidate in listed
     )
     return Prepared(
         workload=workload,
@@ -66,6 +68,26 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> P
         coverage=ledger.coverage(),
         remedies=tuple(remedies(workload)),
     )
+
+
+def refuse_invalid_setting(overrides: Sequence[str], workload: Workload, candidates: Sequence[Candidate]) -> None:
+    """Stop where the request's own overrides set a recompute that the revision refuses: a label it lacks, say.
+
+    The recipe's own setting is no request: where it is invalid it is listed with its reason, like any other.
+
+    Raises:
+        RequestError: An override asks for an invalid setting.
+    """
+    from autotune.boundary.legacy import read_settings
+
+    given = [override.lstrip("+") for override in overrides if override.lstrip("+").startswith("model.recompute_")]
+    if not given:
+        return
+    asked = read_settings(workload.recipe_recompute).boundary
+    found = next((candidate for candidate in candidates if candidate.boundary == asked), None)
+    if found is not None and found.status == "invalid":
+        path, _, value = given[-1].partition("=")
+        raise RequestError(path, value, found.reason, "autotune plan without it shows what can be set")
 
 
 def workload_digest(workload: Workload) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
+from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.fit import fit_probability
 from autotune.search.proposal import Proposal, Stop
@@ -25,7 +26,7 @@ class ExhaustiveSampler:
 
     def ask(self, count: int = 1) -> list[Proposal]:
         """The next candidates of the order."""
-        if stuck(self._evidence) is not None:
+        if stuck(self._evidence) is not None or not_an_activation_problem(self._candidates, self._evidence):
             return []
         proposals: list[Proposal] = []
         for candidate in self._candidates:
@@ -48,6 +49,8 @@ class ExhaustiveSampler:
         halted = stuck(self._evidence)
         if halted is not None:
             return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
+        if not_an_activation_problem(self._candidates, self._evidence):
+            return Stop(outcome="none", text=NOT_ACTIVATIONS)
         untried = [c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0]
         if self._pending or any(self._lacks(b, 0) is None for b in untried) or any(due_repeats(self._evidence, self._lacks)):
             return None

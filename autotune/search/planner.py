@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
+from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem, widest_selective
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.posterior import FailureSeen, PeakSeen, Posterior, PriorSpread, StepSeen
 from autotune.search.proposal import Proposal, Stop
@@ -81,7 +82,7 @@ class Planner:
 
     def ask(self, count: int = 1) -> list[Proposal]:
         """The launches that promise most, best first."""
-        if stuck(self._evidence) is not None:
+        if stuck(self._evidence) is not None or not_an_activation_problem(self._candidates, self._evidence):
             return []
         repeats = [r for r in due_repeats(self._evidence, self._lacks) if r.boundary not in self._pending]
         urgent = [r for r in repeats if r.repeat_reason != "near_limit"][:count]
@@ -103,6 +104,8 @@ class Planner:
         halted = stuck(self._evidence)
         if halted is not None:
             return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
+        if not_an_activation_problem(self._candidates, self._evidence):
+            return Stop(outcome="none", text=NOT_ACTIVATIONS)
         if self._pending or any(due_repeats(self._evidence, self._lacks)) or self._ranked():
             return None
         untried = [c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0]
@@ -210,12 +213,10 @@ class Planner:
     def _last_resort(self) -> set[Boundary]:
         """Full over everything, and the selective set with the most labels."""
         full = [c for c in self._candidates if c.boundary.granularity == "full"]
-        selective = [c for c in self._candidates if c.boundary.granularity == "selective"]
-        found = set()
+        widest = widest_selective(self._candidates)
+        found = {widest} if widest is not None else set()
         if full:
             found.add(min(full, key=lambda c: (self._expected_peak(c), c.order)).boundary)
-        if selective:
-            found.add(max(selective, key=lambda c: (len(c.boundary.modules), -c.order)).boundary)
         return found
 
     def _expected_peak(self, candidate: Candidate) -> float:

@@ -127,6 +127,8 @@ def _failure(record: TrialRecord, settings: GateSettings, reference: TrialRecord
     where = f"{failure.failure_class} in {failure.stage}"
     where += f", rank {failure.rank}" if failure.rank is not None else ""
     where += f", step {failure.step}" if failure.step is not None else ""
+    first_line = failure.message.strip().splitlines()[0].strip() if failure.message.strip() else ""
+    where += f": {first_line[:160]}" if first_line else ""
     if failure.stage == "teardown" and record.completed:
         yield Finding(gate="teardown", outcome="flag", text=f"result kept, but the end of the trial was not clean ({where})")
     elif failure.failure_class in INFRASTRUCTURE_CLASSES:

@@ -41,10 +41,10 @@ def play(sampler: Sampler, evidence: Evidence, world: World, limit: int = 200) -
 
 
 def planner_of(candidates: list[Candidate], evidence: Evidence, world: World, **options: int) -> Planner:
-    return Planner(candidates, evidence, world.lacks, draws=500, **options)
+    return Planner(candidates, evidence, world.lacks, draws=300, **options)
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=15)
 @given(WORLDS)
 def test_the_answer_passed_and_nothing_is_launched_twice_without_a_reason(world: World) -> None:
     candidates = space()
