@@ -14,7 +14,7 @@ from autotune.ledger.layers import BuiltLayer, build_layer
 from autotune.ledger.ops import Layer
 from autotune.ledger.prediction import Coverage, PhasePeak, Prediction, StagePeak
 from autotune.ledger.replay import Rates, forward_ms, label_ms
-from autotune.ledger.schedule import moments
+from autotune.ledger.schedule import moments, stage_tensors
 from autotune.ledger.sizes import sizes
 from autotune.ledger.spread import Z95, standard_deviation
 from autotune.ledger.stack import resolve_stack
@@ -416,22 +416,10 @@ class Ledger:
                 in_flight_deferred=deferred,
             ),
             moments=when,
-            p2p_bytes=self._p2p_bytes(stage, pp, vpp),
+            tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),
             captures=features.cuda_graph_impl in ("transformer_engine", "local") and any(b.captured for c in chunks for b in c),
             first_backward_before_peak=microbatches * vpp > in_flight,
         )
-
-    def _p2p_bytes(self, stage: Stage, pp: int, vpp: int) -> int:
-        """Receive and send buffers: three hidden states interleaved; else one for each neighbour, but none for the last stage.
-
-        Source: pipeline_parallel/schedules.py, p2p_communication.py:_communicate at 24bad8e6.
-        """
-        if pp == 1:
-            return 0
-        hidden = self.context.sizes.hidden_bytes
-        if vpp > 1:
-            return 3 * hidden
-        return hidden * ((stage.index > 0) + (0 < stage.index < pp - 1))
 
 
 def _covered(depths: list[int], boundary: Boundary) -> int:

@@ -10,7 +10,7 @@ from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
 from autotune.ledger.layers import BuiltLayer, ChunkCost, Peak, add_terms, chunk_cost, inert_free
 from autotune.ledger.prediction import PhasePeak
-from autotune.ledger.schedule import Moment
+from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
 
 _RUNNING = ("forward", "loss", "backward")
@@ -25,7 +25,7 @@ class StageModel:
     chunks: tuple[tuple[BuiltLayer, ...], ...]
     static: StaticBytes
     moments: tuple[Moment, ...]
-    p2p_bytes: int
+    tensors: StageTensors
     captures: bool
     first_backward_before_peak: bool
     """Whether some backward of the first iteration precedes its fullest forward."""
@@ -142,19 +142,22 @@ class Timeline:
         if name == "after_capture":
             base.append({"graph_pool": self._pool_bytes(stage, boundary)})
         warm = [*base, static.after_backward]
-        p2p = {"p2p": stage.p2p_bytes}
+        hidden = self.ctx.sizes.hidden_bytes
+        received = {"p2p": stage.tensors.in_forward * hidden}
+        returned = {"p2p": stage.tensors.in_backward * hidden}
+        left = {"p2p": stage.tensors.after_step * hidden}
         cold = name == "first" and not stage.first_backward_before_peak
         keeps_mask = boundary.granularity == "full" or "core_attn" in boundary.modules
         costs = self._costs(stage, boundary, pooled=name == "after_capture", retains=alone)
-        synced = [*warm, {"retained": sum(cost.retained_bytes for cost in costs)}]
-        forward = [*(base if cold else warm), p2p, static.in_forward]
+        synced = [*warm, left, {"retained": sum(cost.retained_bytes for cost in costs)}]
+        forward = [*(base if cold else warm), received, static.in_forward]
         return Iteration(
             name=name,
             costs=costs,
             parts={
                 "forward": forward,
                 "loss": forward,
-                "backward": [*warm, p2p, static.in_forward] if keeps_mask else [*warm, p2p],
+                "backward": [*warm, returned, static.in_forward] if keeps_mask else [*warm, returned],
                 "grad_sync": synced,
                 "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
             },
