@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.engine.request import Request
 from autotune.errors import RequestError
+from autotune.workload.catalog import find
 from autotune.workload.workload import Workload
 
 
@@ -31,7 +32,7 @@ def choose(request: Request, workload: Workload) -> Choice:
         return Choice(name="replay", why=f"replay: recorded trials of {request.evidence}")
     if request.backend == "predict":
         return Choice(name="predict", why="predict: asked for, nothing is launched")
-    no_gpu, no_cpu = _no_gpu(workload), _no_cpu(workload)
+    no_gpu, no_cpu = _no_gpu(workload), _no_cpu(request, workload)
     if request.backend == "gpu":
         if no_gpu is not None:
             raise RequestError("--backend", "gpu", no_gpu, "use --backend predict, or run where the GPUs are")
@@ -61,10 +62,15 @@ def _no_gpu(workload: Workload) -> str | None:
     return None
 
 
-def _no_cpu(workload: Workload) -> str | None:
-    """Why the cpu backend cannot run this workload; None where it can."""
+def _no_cpu(request: Request, workload: Workload) -> str | None:
+    """Why the cpu backend cannot run this workload; None where it can.
+
+    A recipe of the catalog says what it is sized for. A workload file or a recipe of the user's own does not: it runs on
+    the CPU where that was asked for by name, never by ``auto``.
+    """
     if importlib.util.find_spec("autotune.trial.backends.cpu") is None:
         return "no CPU trials in this version"
-    if workload.hardware.gpu != "cpu":
+    entry = find(request.recipe)
+    if (entry is None and request.backend != "cpu") or (entry is not None and entry.sized_for != "cpu"):
         return f"the recipe is sized for {workload.parallel.world_size} x {workload.hardware.gpu}"
     return None

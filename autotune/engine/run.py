@@ -45,10 +45,6 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
     try:
         if backend.name != "replay":
             refuse_below_states(prepared, request.mem_target_bytes)
-        on_event(Event(kind="workload", text=_workload_line(prepared)))
-        on_event(Event(kind="backend", text=choice.why, data={"backend": choice.name}))
-        for reason in prepared.coverage.reasons:
-            on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
         return _search(request, prepared, backend, choice, on_event)
     finally:
         backend.close()
@@ -87,6 +83,8 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
     sampler = make_sampler(request, prepared, backend, evidence)
     directory = RunDirectory(out_path(request, prepared), _identity(request, prepared, backend), resume=request.resume)
     try:
+        # Said only now: a request that is refused shows its one line and nothing before it.
+        _announce(prepared, choice, on_event)
         directory.write("workload.json", prepared.workload)
         directory.write("candidates.json", plan_of(prepared, limit_bytes))
         study = StudyLog(directory.journal, [c.boundary for c in launchable(prepared.candidates)])
@@ -121,6 +119,13 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         return recommendation
     finally:
         directory.close()
+
+
+def _announce(prepared: Prepared, choice: Choice, on_event: OnEvent) -> None:
+    on_event(Event(kind="workload", text=_workload_line(prepared)))
+    on_event(Event(kind="backend", text=choice.why, data={"backend": choice.name}))
+    for reason in prepared.coverage.reasons:
+        on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
 
 
 def make_sampler(request: Request, prepared: Prepared, backend: TrialBackend, evidence: Evidence) -> Sampler:
