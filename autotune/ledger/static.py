@@ -24,7 +24,7 @@ class StaticBytes:
     always: dict[str, int]
     """From construction on: weights, gradient buffer, master weights, workspaces."""
     after_backward: dict[str, int]
-    """From the first backward on: cached dummy weight gradients."""
+    """From the first backward on: cached dummy weight gradients, the workspace of autograd's thread."""
     after_step: dict[str, int]
     """From the first optimizer step on: moments (and master weights that the optimizer itself makes)."""
     in_forward: dict[str, int]
@@ -121,7 +121,7 @@ def static_bytes(
         dummies = sum(s.width * math.prod(shape) for shape in shapes)
     return StaticBytes(
         always=always,
-        after_backward={"workspaces": dummies} if dummies else {},
+        after_backward={"workspaces": dummies + _thread_workspace_bytes(ctx, has_head=has_head)},
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
         in_step=in_step,
@@ -162,16 +162,21 @@ def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
 
 
 def _workspace_bytes(ctx: Context, *, has_head: bool, has_moe: bool) -> int:
-    """cuBLAS workspaces of PyTorch (main and autograd thread, where torch.matmul runs) and of Transformer Engine."""
-    local = ctx.workload.features.transformer_impl == "local"
+    """cuBLAS workspaces from the first forward on: PyTorch's where torch.matmul runs, and Transformer Engine's."""
     if ctx.stand_in:
         return 0
-    total = 2 * ctx.stack.torch_workspace_bytes if has_head or local else 0
-    if not local:
+    total = _thread_workspace_bytes(ctx, has_head=has_head)
+    if ctx.workload.features.transformer_impl != "local":
         total += ctx.stack.te_workspace_bytes * (1 + (4 if has_moe and ctx.workload.model.moe_grouped_gemm else 0))
         if ctx.workload.features.tp_comm_overlap and ctx.sizes.tp > 1:
             total += 3 * ctx.stack.te_workspace_bytes
     return total
+
+
+def _thread_workspace_bytes(ctx: Context, *, has_head: bool) -> int:
+    """PyTorch's cuBLAS workspace of one thread that calls torch.matmul: the main one, and autograd's from the first backward."""
+    matmul = has_head or ctx.workload.features.transformer_impl == "local"
+    return ctx.stack.torch_workspace_bytes if matmul and not ctx.stand_in else 0
 
 
 def _global_buffer_bytes(ctx: Context, *, has_head: bool, has_moe: bool) -> int:
