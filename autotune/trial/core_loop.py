@@ -6,7 +6,10 @@ of a seed, the same for all ranks of one model replica.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -28,7 +31,27 @@ def preload() -> None:
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
     import megatron.core.pipeline_parallel.schedules
-    import megatron.core.transformer.module  # noqa: F401
+    import megatron.core.transformer.module
+
+    with _triton_by_name():
+        import megatron.core.ssm.mamba_mixer  # noqa: F401
+
+
+@contextlib.contextmanager
+def _triton_by_name() -> Iterator[None]:
+    """Megatron Core 0.16's Mamba mixer imports inference kernels written in Triton. Without it their names are enough."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    from autotune.workload import stand_ins
+
+    finder = stand_ins.install({"triton": "0"})
+    try:
+        yield
+    finally:  # torch asks whether there is a Triton: it must not find this one.
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+            del sys.modules[name]
 
 
 def run(session: Session) -> None:
@@ -199,6 +222,7 @@ def _hybrid(spec: TrialSpec, arguments: dict[str, Any]) -> Any:
         from megatron.core.models.mamba import MambaModel
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 
+        del arguments["vp_stage"]
         return MambaModel(mamba_stack_spec=mamba_stack_spec, hybrid_override_pattern=pattern, **arguments)
     return HybridModel(hybrid_stack_spec=hybrid_stack_spec, hybrid_layer_pattern=pattern, **arguments)
 
@@ -244,8 +268,13 @@ def _loss(output: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _mean_loss(reports: list[dict[str, Any]]) -> float | None:
-    """Mean over all tokens of this replica's micro batches; None where this stage has no loss."""
+    """Mean over all tokens of the step, over all replicas; None where this stage has no loss."""
+    import torch
+    from megatron.core import parallel_state
+
     pairs = [report["lm loss"] for report in reports or [] if "lm loss" in report]
     if not pairs:
         return None
-    return float(sum(float(pair[0]) for pair in pairs) / sum(float(pair[1]) for pair in pairs))
+    total = torch.stack(pairs).sum(0)
+    torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    return float(total[0] / total[1])
