@@ -223,6 +223,24 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
                 work=Work(moved_bytes=6.0 * (query.nbytes + key.nbytes), small_ops=20),
             )
         )
+    if rotates and not features.apply_rope_fusion:
+        # cos and sin are made anew for q and for k, and their products with them save them.
+        angles = Tensor(
+            name=f"{name}.rope_angles",
+            nbytes=4 * s.width * s.sequence * s.head_dim,
+            group="attention",
+            formula="8 s d",
+            source="rope_utils.py:_apply_rotary_pos_emb_bshd at 24bad8e6",
+        )
+        ops.append(
+            Op(
+                name=f"{name}.rope",
+                saves=(angles,),
+                forward_bytes=mixed.nbytes + 2 * query.nbytes + key.nbytes,
+                backward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
+                work=Work(moved_bytes=6.0 * (query.nbytes + key.nbytes), small_ops=20),
+            )
+        )
     # Without recompute TE makes contiguous copies of what is strided; the checkpoint saves the views themselves, and a view
     # pins the whole mixed_qkv.
     views = mixed if (rotates or model.qk_layernorm or kv_width != query_width) else None

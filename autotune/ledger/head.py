@@ -81,7 +81,7 @@ def cross_entropy_ops(ctx: Context, prefix: str) -> tuple[Op, ...]:
         saved = kept("softmax", full, "4 n V'", source="fused_cross_entropy.py:_VocabParallelCrossEntropy at 24bad8e6")
         ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=full + half)
     else:
-        saved = kept("softmax", full, "4 n V'")
+        saved = kept("softmax", full + 9 * s.tokens, "4 n V' + 9 n")
         ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=half)
     wgrad = 0 if features.gradient_accumulation_fusion else s.width * s.vocab * s.hidden
     return (

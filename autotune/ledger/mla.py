@@ -30,8 +30,8 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     kv_down = kept("kv_down_out", w * ns * (model.kv_lora_rank + rope), "2 n' (r_kv + rope)")
     key_rope = kept("k_rope", w * n * rope, "2 n rope")
     q_down = kept("q_down_out", w * ns * (model.q_lora_rank or 0), "2 n' r_q")
-    kv_norm = kept("kv_norm_out", ctx.gemm_input(ns * model.kv_lora_rank), "2 n' r_kv")
-    q_norm = kept("q_norm_out", ctx.gemm_input(ns * (model.q_lora_rank or 0)), "2 n' r_q")
+    kv_norm = kept("kv_norm_out", ctx.gemm_input(ns * model.kv_lora_rank) + ctx.norm_stats, "2 n' r_kv + 4 n'")
+    q_norm = kept("q_norm_out", ctx.gemm_input(ns * (model.q_lora_rank or 0)) + ctx.norm_stats, "2 n' r_q + 4 n'")
     angles = kept("rope_angles", 0 if ctx.workload.features.apply_rope_fusion else 8 * s.sequence * rope, "8 s rope")
     query = kept("q", w * n * heads * dq, "2 n a' dq")
     key = kept("k", w * n * heads * dq, "2 n a' dq")
@@ -42,6 +42,9 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     up_saves: list[Tensor] = [kv_down, *([kv_norm] if fused_norms else []), angles]
     if model.q_lora_rank:
         up_saves += [q_down, *([q_norm] if fused_norms else [])]
+    elif fused_norms and ctx.stack.mla_norm_in_q_proj:
+        # The query projection norms the normed hidden state once more and keeps both.
+        up_saves += [norm_out, kept("q_proj_norm_out", ctx.gemm_input(ns * s.hidden) + ctx.norm_stats, "2 n' h + 4 n'")]
     else:
         up_saves += [norm_out]
     up_inputs = (kv_down, key_rope, q_down if model.q_lora_rank else norm_out)
@@ -96,7 +99,10 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
             Param(name=f"{name}.q_up", shape=(heads * dq, model.q_lora_rank), gemm=True),
         )
     else:
-        q_params = (Param(name=f"{name}.q_proj", shape=(heads * dq, s.hidden), gemm=True),)
+        q_params = (
+            *((ctx.norm_params(f"{name}.q_norm", s.hidden),) if fused_norms and ctx.stack.mla_norm_in_q_proj else ()),
+            Param(name=f"{name}.q_proj", shape=(heads * dq, s.hidden), gemm=True),
+        )
     params = (
         ctx.norm_params(f"{name}.norm", s.hidden),
         *q_params,

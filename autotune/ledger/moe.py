@@ -79,9 +79,9 @@ def _router(ctx: Context, name: str, norm_out: Tensor) -> Op:
     before_topk = model.moe_router_pre_softmax or model.moe_router_score_function != "softmax"
     state = Tensor(
         name=f"{name}.router_state",
-        nbytes=(5 + 4 * auxiliary + 4 * before_topk) * pairs,
+        nbytes=(5 + 4 * auxiliary + 4 * before_topk) * pairs + 12 * s.shard_tokens * s.topk,
         group="moe",
-        formula="(5 to 13) n' E",
+        formula="(5 to 13) n' E + 12 n' k",
         source=_ROUTER,
     )
     return Op(
@@ -113,13 +113,13 @@ def _dispatch(ctx: Context, name: str) -> Op:
         # row_id_map of permute is [n', 2 E + 1] int32; sorting by local expert keeps one int32 a token copy
         maps_bytes = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
     else:
-        # moe_utils.py:permute keeps the transposed map and the flat and row indices of the copies (int64)
-        maps_bytes = pairs + 16 * copies
+        # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64
+        maps_bytes = 8 * pairs + 8 * copies
     maps = Tensor(
         name=f"{name}.row_id_maps",
         nbytes=maps_bytes,
         group="moe",
-        formula="4 n' (2 E + 1) + 8 T, or n' E + 16 n' k unfused",
+        formula="4 n' (2 E + 1) + 8 T, or 8 n' (E + k) unfused",
         source="TE permutation.py:_moe_permute_mask_map at 2.17.1; moe_utils.py:permute at 24bad8e6",
     )
     flex = model.moe_token_dispatcher_type == "flex"
