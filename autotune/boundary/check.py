@@ -95,7 +95,7 @@ def effective(context: Context, boundary: Boundary) -> Boundary:
 
     Labels without a site fall away; recompute off is the control; a group or block longer than the longest pipeline
     chunk is as long as the chunk; a block of every layer is uniform groups of one, unless layers stay outside it
-    (multi-token prediction, or a window shifted under FP8). The deprecated moe_layer_recompute adds ``moe``
+    (multi-token prediction, or a window that FP8 shifts past frozen layers). The deprecated moe_layer_recompute adds ``moe``
     (transformer_config.py:1892-1903 at 2a75ac12) whatever the boundary.
     """
     if boundary.granularity == "full":
@@ -112,7 +112,8 @@ def _effective_full(context: Context, boundary: Boundary) -> Boundary:
     if boundary.method is None or boundary.num_layers is None or longest == 0:
         return boundary
     num_layers = min(boundary.num_layers, longest)
-    if boundary.method == "block" and num_layers == longest and not context.mtp_layers and not context.quantized:
+    window_shifts = context.quantized and context.workload.features.peft is not None
+    if boundary.method == "block" and num_layers == longest and not context.mtp_layers and not window_shifts:
         return Boundary.full("uniform", 1)
     return Boundary.full(boundary.method, num_layers)
 

@@ -44,6 +44,7 @@ HYBRID_FULL = Since(release=(0, 18, 0), committed="2026-05-14T01:44:55Z", commit
 CHECKPOINT_SKIPS_CAPTURE = Since(release=(0, 18, 0), committed="2026-05-14T11:56:05Z", commit="ada8dfe6")
 GDN_NORM_OUT = Since(release=(0, 19, 0), committed="2026-06-08T11:29:55Z", commit="ff5264c3")
 OFFLOAD_INSIDE_MOE = Since(release=(0, 19, 0), committed="2026-07-02T05:33:32Z", commit="69c48682")
+GTP_LOCAL_GRAPHS = Since(release=(0, 19, 0), committed="2026-07-25T19:17:31Z", commit="c5ff22b7")
 HYPER_CONNECTIONS = Since(release=(0, 20, 0), committed="2026-08-17T23:58:52Z", commit="7cdba422")
 GATED_DELTA_PRODUCT = Since(release=(0, 20, 0), committed="2026-08-18T10:07:47Z", commit="bd72caf8")
 

@@ -135,7 +135,8 @@ def _few_sites(context: Context, label: str) -> bool:
 
 def _graph_captured(context: Context, label: str) -> bool:
     scopes = {"core_attn": "attn", "mlp": "mlp", "moe": "moe"}
-    return context.graphs_on and (context.whole_layer_captured or scopes.get(label) in context.captured)
+    captured = context.whole_layer_captured or scopes.get(label) in context.captured
+    return captured and not context.full_iteration  # within a captured iteration checkpoints work as in eager mode
 
 
 _CONDITIONS: Mapping[Condition, Callable[[Context, str], bool]] = {

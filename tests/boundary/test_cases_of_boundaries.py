@@ -173,3 +173,9 @@ def test_mtp_with_full_recompute(boundary: Boundary, expected: str) -> None:
     assert ("MTP layer not covered" in found.reason) is (boundary.method == "block")
     whole = status(workload(mtp_num_layers=1), Boundary.full("block", 24))
     assert whole.status == "distinct", "block of every layer still leaves the MTP layer out"
+
+
+def test_block_of_every_layer_under_fp8_is_uniform_unless_layers_are_frozen() -> None:
+    fp8 = {"fp8": "e4m3", "fp8_recipe": "tensorwise"}
+    assert status(workload(**fp8), Boundary.full("block", 24)).same_as == FULL_1
+    assert status(workload(peft="lora", **fp8), Boundary.full("block", 24)).status == "distinct"

@@ -17,6 +17,11 @@ HEAD = "d98e8a64"
 TE_ATTN = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ("attn",)}
 OVERLAP = {"overlap_moe_expert_parallel_comm": True, "expert_model_parallel_size": 8}
 OFFLOAD = {"fine_grained_activation_offloading": True, "offload_modules": ("expert_fc1", "core_attn")}
+GTP = {
+    "cuda_graph_impl": "local",
+    "cuda_graph_modules": ("moe_router",),
+    "other": {"model.gtp_weight_remat_size": 2},
+}
 HYPER = {"other": {"model.enable_mhc_connections": True}, "megatron_core": HEAD}
 
 
@@ -107,6 +112,11 @@ CASES: list[tuple[str, Findings, Findings]] = [
         "input_jitter_in_graph",
         experts("moe", cuda_graph_impl="transformer_engine", other={"model.moe_input_jitter_eps": 0.01}),
         experts("moe", other={"model.moe_input_jitter_eps": 0.01}),
+    ),
+    (
+        "sharded_weights_in_local_graph",
+        experts("shared_experts", fp8="e4m3", fp8_recipe="mxfp8", moe_shared_expert_intermediate_size=64, **GTP),
+        experts("shared_experts", moe_shared_expert_intermediate_size=64, **GTP),
     ),
     ("inert_after_capture", dense("core_attn", **TE_ATTN), dense("mlp", **TE_ATTN)),
     ("cpu_offloading_with_recompute", dense(cpu_offloading=True), dense()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.boundary.boundary import Boundary
 from autotune.boundary.context import Context
 from autotune.boundary.labels import LABELS
-from autotune.boundary.revision import CHECKPOINT_SKIPS_CAPTURE, GRAPH_MODULES
+from autotune.boundary.revision import CHECKPOINT_SKIPS_CAPTURE, GRAPH_MODULES, GTP_LOCAL_GRAPHS
 from autotune.boundary.rules.rule import rule
 
 _SCOPE_OF = {"core_attn": ("attn",), "mlp": ("mlp",), "moe": ("moe",), "shared_experts": ("moe", "moe_router")}
@@ -58,6 +58,18 @@ def input_jitter_in_graph(context: Context, _: Boundary) -> str | None:
     return "moe inside a captured graph needs moe_input_jitter_eps unset"
 
 
+@rule("invalid", "transformer_config.py:2668-2688", labels=("shared_experts",), since=GTP_LOCAL_GRAPHS)
+def sharded_weights_in_local_graph(context: Context, _: Boundary) -> str | None:
+    """Generalised tensor parallelism: the local capture differentiates in a way that the FP8 checkpoint cannot."""
+    work = context.workload
+    sharded = int(work.other.get("model.gtp_weight_remat_size") or 1) > 1
+    if not sharded or not context.quantized or work.features.cuda_graph_impl != "local":
+        return None
+    if not (_captures(context, "moe") or _captures(context, "moe_router")):
+        return None
+    return "shared_experts inside a local CUDA graph does not work with gtp_weight_remat_size > 1 under FP8 or FP4"
+
+
 @rule("note", "tensor_parallel/random.py:checkpoint", labels=tuple(_SCOPE_OF), since=CHECKPOINT_SKIPS_CAPTURE)
 def inert_after_capture(context: Context, boundary: Boundary) -> str | None:
     """Not a reason to prune: eager warm-up steps replay, and their peak counts too."""
@@ -85,5 +97,6 @@ RULES = (
     attention_dropout_in_graph,
     hidden_dropout_in_graph,
     input_jitter_in_graph,
+    sharded_weights_in_local_graph,
     inert_after_capture,
 )

@@ -1,0 +1,1 @@
+"""Boundaries: labels, compatibility rules, and Megatron Core's own check."""
