@@ -34,10 +34,11 @@ def parse_size_bytes(text: str, *, setting: str = "--mem-target") -> int:
 
 
 def format_gb(size_bytes: float) -> str:
-    """Write bytes as decimal gigabytes, as Megatron Bridge prints them: ``65.325 GB``."""
-    return f"{size_bytes / 1e9:.3f} GB"
+    """Write bytes in decimal units, as Megatron Bridge prints them: ``65.325 GB``, below one GB ``70.612 MB``."""
+    return f"{size_bytes / 1e9:.3f} GB" if abs(size_bytes) >= 1e9 else f"{size_bytes / 1e6:.3f} MB"
 
 
 def format_gb_and_gib(size_bytes: float) -> str:
-    """Write bytes in both units, for limits: ``75.000 GB (69.849 GiB)``."""
-    return f"{size_bytes / 1e9:.3f} GB ({size_bytes / 2**30:.3f} GiB)"
+    """Write bytes in both units, for limits: ``75.000 GB (69.849 GiB)``; MB and MiB below one GB."""
+    binary = f"{size_bytes / 2**30:.3f} GiB" if abs(size_bytes) >= 1e9 else f"{size_bytes / 2**20:.3f} MiB"
+    return f"{format_gb(size_bytes)} ({binary})"

@@ -64,4 +64,7 @@ def test_whole_bytes_survive(size_bytes: int) -> None:
 def test_formats_name_their_unit() -> None:
     assert format_gb(65_325_000_000) == "65.325 GB"
     assert format_gb_and_gib(75 * 10**9) == "75.000 GB (69.849 GiB)"
+    assert format_gb(70_612_000) == "70.612 MB"
+    assert format_gb(999_999_999) == "1000.000 MB"
+    assert format_gb_and_gib(96 * 2**20) == "100.663 MB (96.000 MiB)"
     assert format_gb_and_gib(75 * 2**30) == "80.531 GB (75.000 GiB)"

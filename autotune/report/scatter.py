@@ -28,7 +28,8 @@ def draw(
         return []
     y_low, y_high = _padded(min(ys), max(ys))
     x_low, x_high = _padded(min(xs), max(xs))
-    labels = {row: f"{y_high - (y_high - y_low) * row / (height - 1):.1f}" for row in (0, height // 2, height - 1)}
+    decimals = 1 if y_high - y_low >= 1 else 3
+    labels = {row: f"{y_high - (y_high - y_low) * row / (height - 1):.{decimals}f}" for row in (0, height // 2, height - 1)}
     margin = max(map(len, labels.values()))
     columns = width - margin - 2
 

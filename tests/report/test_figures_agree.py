@@ -16,7 +16,8 @@ from autotune.report.facts import Facts, Table
 from autotune.report.terminal import print_result
 from autotune.report.write import write_outputs
 
-SIZE = re.compile(r"(\d+\.\d{3}) (GB|GiB)\b")
+SIZE = re.compile(r"(\d+\.\d{3}) (GB|GiB|MB|MiB)\b")
+SCALE = {"GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "MiB": 2.0**20}
 TIME = re.compile(r"([+-]?\d+\.\d) ms\b")
 
 
@@ -27,14 +28,13 @@ def every_number(value: Any) -> list[float]:
     if isinstance(value, list):
         return [number for item in value for number in every_number(item)]
     if isinstance(value, str):
-        return [float(found) * 1e9 for found, unit in SIZE.findall(value) if unit == "GB"]
+        return [float(found) * SCALE[unit] for found, unit in SIZE.findall(value)]
     return [] if isinstance(value, bool) or value is None else [float(value)]
 
 
 def check_figures(text: str, numbers: list[float], source: str) -> int:
     """Every size and time in the text is one of the numbers, to the digits shown; how many there were."""
-    scale = {"GB": 1e9, "GiB": 2.0**30}
-    sizes = [(float(found) * scale[unit], 0.0006 * scale[unit]) for found, unit in SIZE.findall(text)]
+    sizes = [(float(found) * SCALE[unit], 0.0006 * SCALE[unit]) for found, unit in SIZE.findall(text)]
     times = [(float(found), 0.051) for found in TIME.findall(text)]
     for figure, slack in [*sizes, *times]:
         assert any(abs(figure - number) <= slack for number in numbers), f"{figure} in {source} is not in the JSON"
