@@ -1,0 +1,1 @@
+"""What is trained: the Workload and its readers, the classifier, the pipeline."""
