@@ -25,8 +25,20 @@ def workload_of_model(args: Mapping[str, Any], *, world_size: int | None, gpu: s
     Raises:
         RequestError: No such recipe, or a fact that cannot be laid over it.
     """
-    alias = re.sub(r"[^a-z0-9]+", "_", str(args.get("model", "")).lower()).strip("_")
-    return lay_over(load_recipe(alias), args, world_size=world_size, gpu=gpu)
+    return lay_over(load_recipe(_alias(str(args.get("model", "")))), args, world_size=world_size, gpu=gpu)
+
+
+def _alias(model: str) -> str:
+    """The catalog's alias of a model's name, letters and digits compared only; a longer or shorter name if it is the only one."""
+    from autotune.workload.catalog import recipes
+
+    def squashed(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
+    wanted = squashed(model)
+    aliases = {squashed(entry.alias): entry.alias for entry in recipes()}
+    near = [alias for name, alias in aliases.items() if wanted and (name.startswith(wanted) or wanted.startswith(name))]
+    return aliases.get(wanted) or (near[0] if len(near) == 1 else model)
 
 
 def load_recipe(alias: str) -> Workload:
