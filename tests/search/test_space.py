@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from boundary_cases import DENSE, MOE, MOONLIGHT, NEMOTRON, Architecture, layers, moe, moonlight, nemotron, workload
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.boundary.accepted import Accepted
@@ -153,6 +153,7 @@ def test_explain_names_what_each_label_does() -> None:
     assert explain(found["full/block/27"]).startswith("full/block/27: same as full/uniform/1")
 
 
+@settings(max_examples=24)
 @given(st.permutations(["moe", "layernorm", "moe_act", "core_attn"]))
 def test_order_does_not_depend_on_how_a_list_is_written(modules: list[str]) -> None:
     own = {"recompute_granularity": "selective", "recompute_modules": modules}
@@ -161,6 +162,7 @@ def test_order_does_not_depend_on_how_a_list_is_written(modules: list[str]) -> N
     assert [c.boundary for c in permuted] == [c.boundary for c in reference]
 
 
+@settings(max_examples=40)
 @given(
     features=st.fixed_dictionaries(
         {
