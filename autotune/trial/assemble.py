@@ -125,7 +125,11 @@ def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) ->
         _, rank, where, status = min(deaths, key=lambda death: death[:2])
         text = f"ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
         return Failure(
-            failure_class="rank_killed", stage=stage_of(where["phase"], where["step"]), rank=rank, step=where["step"], message=text
+            failure_class="rank_killed",
+            stage=stage_of(where["phase"], where["step"]),
+            rank=rank,
+            step=where["step"],
+            message=text,
         )
     if told:
         primary = [entry for entry in told if not _is_consequence(entry[2])] or told

@@ -28,7 +28,7 @@ def preload() -> None:
     """Import what a trial needs of Bridge."""
     import sys
 
-    import megatron.core  # noqa: F401  Before the stand-ins: it asks which packages there are.
+    import megatron.core
 
     from autotune.workload import stand_ins
 

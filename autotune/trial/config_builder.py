@@ -79,7 +79,7 @@ def model_arguments(workload: Workload, boundary: Boundary, known: frozenset[str
 def _converted(name: str, value: Any) -> Any:
     """A plain value as Megatron's classes want it: dtypes and functions by object, lists where lists are tested for."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
+    import torch.nn.functional as F
 
     if name in ("params_dtype", "grad_dtype", "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}[value]

@@ -9,6 +9,7 @@ these are host counters in program order, so no mark waits for the device.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -106,7 +107,9 @@ class Probe:
         self._started[0].record()
         self.mark("forward")
 
-    def end_step(self, *, loss: float | None, grad_norm: float | None, skipped: bool, details: dict[str, Any] | None = None) -> None:
+    def end_step(
+        self, *, loss: float | None, grad_norm: float | None, skipped: bool, details: dict[str, Any] | None = None
+    ) -> None:
         """An iteration has ended, optimizer and scheduler included."""
         ended = self._cuda.Event(enable_timing=True)
         ended.record()
@@ -120,7 +123,7 @@ class Probe:
             loss=loss,
             grad_norm=grad_norm,
             skipped=skipped,
-            nan=any(value is not None and value != value for value in (loss, grad_norm)),
+            nan=any(value is not None and math.isnan(value) for value in (loss, grad_norm)),
             phases=peaks,
             reserved=held,
             allocated_bytes=self._cuda.memory_allocated(),

@@ -52,9 +52,9 @@ class Stream:
 
     def record_event(self, event: Any = None) -> Event:
         """An event at this point."""
-        event = event or Event()
-        event.record()
-        return event  # type: ignore[no-any-return]
+        recorded: Event = event or Event()
+        recorded.record()
+        return recorded
 
     def synchronize(self) -> None:
         """Nothing runs behind."""
@@ -130,7 +130,7 @@ def _factories(counter: Counter) -> None:
         _DEFAULT_DEVICES.pop()
         return real_exit(self, *arguments)
 
-    DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__ = init, enter, leave  # type: ignore[method-assign]
+    DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__ = init, enter, leave
 
     def made(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -221,7 +221,7 @@ def _moves(counter: Counter) -> None:
         return module._apply(lambda tensor: tensor.cuda())
 
     module_cuda.__doc__ = real_module_cuda.__doc__
-    torch.nn.Module.cuda = module_cuda  # type: ignore[method-assign,assignment]
+    torch.nn.Module.cuda = module_cuda
 
 
 def _device_functions() -> None:
@@ -328,4 +328,4 @@ def _loader(counter: Counter) -> None:
         with counter.paused():
             return real_next(self)
 
-    _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = next_batch

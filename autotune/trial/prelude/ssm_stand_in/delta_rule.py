@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.trial.prelude.ssm_stand_in.opaque import opaque
@@ -26,13 +26,16 @@ def _causal_conv(x: Tensor, weight: Tensor, *bias: Tensor, activation: str | Non
     return (F.silu(out) if activation in ("silu", "swish") else out).to(x.dtype)
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> tuple[Tensor, None]:
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+) -> tuple[Tensor, None]:
     """``fla.modules.convolution.causal_conv1d``: ``[b, s, d]`` by ``[d, w]``, depthwise."""
     return opaque(functools.partial(_causal_conv, activation=activation), x, weight, *([] if bias is None else [bias])), None
 
 
 def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any) -> Tensor:
     """``causal_conv1d.causal_conv1d_fn``: the same over ``[b, d, s]``."""
+
     def convolve(x: Tensor, *rest: Tensor) -> Tensor:
         return _causal_conv(x.transpose(1, 2), *rest, activation=activation).transpose(1, 2)
 

@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.trial.prelude.ssm_stand_in.opaque import opaque
@@ -74,8 +74,8 @@ def mamba_split_conv1d_scan_combined(
     conv1d_weight: Tensor,
     conv1d_bias: Tensor,
     dt_bias: Tensor,
-    A: Tensor,  # noqa: N803
-    D: Tensor,  # noqa: N803
+    A: Tensor,
+    D: Tensor,
     chunk_size: int,
     initial_states: Tensor | None = None,
     seq_idx: Tensor | None = None,

@@ -109,7 +109,10 @@ def install() -> None:
     make_module(f"{te}.pytorch.optimizers", **_public(optimizers))
     make_module(
         f"{te}.pytorch.router",
-        **{n: _absent(n) for n in ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")},
+        **{
+            n: _absent(n)
+            for n in ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
+        },
     )
     # TE's modules add weight gradients into main_grad themselves; Megatron's own output layer asks this package of Apex.
     if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:

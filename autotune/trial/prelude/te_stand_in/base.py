@@ -69,12 +69,12 @@ class BaseModule(torch.nn.Module):
         """A bias of zeros; under row parallelism it is whole on each rank and its gradient follows the sequence."""
         bias = torch.nn.Parameter(torch.zeros(size, dtype=dtype, device=device))
         if self.parallel_mode == "row":
-            bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+            bias.sequence_parallel = self.sequence_parallel
         else:
             self._mark(bias, 0)
         return bias
 
     def _mark(self, parameter: torch.nn.Parameter, partition_dim: int) -> None:
-        parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-        parameter.partition_dim = partition_dim  # type: ignore[attr-defined]
-        parameter.partition_stride = 1  # type: ignore[attr-defined]
+        parameter.tensor_model_parallel = True
+        parameter.partition_dim = partition_dim
+        parameter.partition_stride = 1

@@ -102,6 +102,11 @@ class GroupedLinear(BaseModule):
         weights = [getattr(self, f"weight{i}") for i in range(self.num_gemms)]
         biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else []
         out = _GroupedLinear.apply(
-            inp, [int(n) for n in m_splits], self.fuse_wgrad_accumulation, self.num_gemms, *weights, *(biases if self.apply_bias else [])
+            inp,
+            [int(n) for n in m_splits],
+            self.fuse_wgrad_accumulation,
+            self.num_gemms,
+            *weights,
+            *(biases if self.apply_bias else []),
         )
         return (out, biases) if self.return_bias else out

@@ -53,11 +53,13 @@ def weight_gradient(weight: Tensor, grad_output: Tensor, inp: Tensor, *, fuse: b
         grad = torch.empty(weight.shape, dtype=grad_output.dtype, device=weight.device)
         matmul_into(grad, grad_output.t(), inp, accumulate=False)
         return grad
-    matmul_into(weight.main_grad, grad_output.t(), inp, accumulate=True)  # type: ignore[attr-defined]
+    matmul_into(weight.main_grad, grad_output.t(), inp, accumulate=True)
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
-    return dummy_wgrad(list(weight.shape), weight.dtype, device=weight.device, zero=bool(getattr(weight, "zero_out_wgrad", False)))
+    return dummy_wgrad(
+        list(weight.shape), weight.dtype, device=weight.device, zero=bool(getattr(weight, "zero_out_wgrad", False))
+    )
 
 
 _dummies: dict[tuple[object, ...], Tensor] = {}

@@ -186,7 +186,7 @@ class LayerNormLinear(BaseModule):
             self.layer_norm_bias = torch.nn.Parameter(torch.zeros(in_features, dtype=params_dtype, device=device))
         for norm in (self.layer_norm_weight, self.layer_norm_bias):
             if norm is not None:
-                norm.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+                norm.sequence_parallel = sequence_parallel
         self.weight = self.make_weight((self.out_features, in_features), params_dtype, device, init_method, 0)
         self.bias = self.make_bias(self.out_features, params_dtype, device) if bias else None
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from autotune.trial.prelude.te_stand_in.kernels import scratch
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The norm of each row of a matrix: (output, mean or None, inverse deviation); mean is None for RMSNorm."""
     out = torch.empty_like(x)
     mean = torch.empty(x.shape[0], dtype=torch.float32, device=x.device) if bias is not None else None
@@ -94,7 +96,7 @@ class RMSNorm(torch.nn.Module):
         if self._has_bias:
             self.bias = torch.nn.Parameter(torch.zeros(size, dtype=params_dtype, device=device))
         for parameter in self.parameters():
-            parameter.sequence_parallel = bool(sequence_parallel)  # type: ignore[attr-defined]
+            parameter.sequence_parallel = bool(sequence_parallel)
 
     def forward(self, x: Tensor) -> Tensor:
         """Norm over the last axis; same shape and dtype."""

@@ -15,7 +15,9 @@ from torch import Tensor
 from autotune.trial.prelude.te_stand_in.kernels import scratch
 
 
-def multi_tensor_applier(operation: Callable[..., Any], noop_flag: Tensor, tensor_lists: list[list[Tensor]], *arguments: Any) -> Any:
+def multi_tensor_applier(
+    operation: Callable[..., Any], noop_flag: Tensor, tensor_lists: list[list[Tensor]], *arguments: Any
+) -> Any:
     """Call an operation over lists of tensors, as ``MultiTensorApply`` does (chunk size first)."""
     return operation(2048 * 32, noop_flag, tensor_lists, *arguments)
 
@@ -72,7 +74,9 @@ class FusedAdam(torch.optim.Optimizer):
     ) -> None:
         if not {exp_avg_dtype, exp_avg_sq_dtype, master_weight_dtype} <= {torch.float32, torch.bfloat16}:
             raise NotImplementedError("the FusedAdam stand-in keeps states in fp32 or bf16")
-        super().__init__(params, {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self.adam_w_mode, self.capturable = adam_w_mode, capturable
         self.master_weights, self.use_decoupled_grad = master_weights, use_decoupled_grad
         self.store_param_remainders = store_param_remainders and master_weights and master_weight_dtype == torch.float32
