@@ -51,11 +51,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda w: w.optimizer.optimizer not in _OPTIMIZERS,
         f"only {', '.join(sorted(_OPTIMIZERS))} are modelled",
     ),
-    (
-        "optimizer.optimizer_cpu_offload",
-        lambda w: w.optimizer.optimizer_cpu_offload,
-        "which states are on the host is not modelled",
-    ),
     ("optimizer.use_torch_fsdp2", lambda w: w.optimizer.use_torch_fsdp2, "FSDP2's sharding is not modelled"),
     ("optimizer.use_megatron_fsdp", lambda w: w.optimizer.use_megatron_fsdp, "Megatron-FSDP's buffers are not modelled"),
     (

@@ -102,6 +102,10 @@ def static_bytes(
         else:
             moments += _state_bytes(ctx, param, shards, widths.exp_avg) + _state_bytes(ctx, param, shards, widths.exp_avg_sq)
         copies += _state_bytes(ctx, param, shards, widths.grad_copy)
+    if optimizer.optimizer_cpu_offload:
+        # hybrid_optimizer.py:HybridDeviceOptimizer keeps state, fp32 copies and gradients of the offloaded share on the host
+        here = 1 - optimizer.optimizer_offload_fraction
+        master, moments, copies = round(here * master), round(here * moments), round(here * copies)
     # Effective precision-aware: FusedAdam makes the master remainders itself, at the first step.
     group = after_step if effective else always
     group["optimizer_state"] = master

@@ -60,6 +60,7 @@ DIRECT: Mapping[str, Arg] = {
     **_switches("model", "add_bias_linear", "use_mamba_mem_eff_path", default=True),
     "hidden_dropout": Arg("model.hidden_dropout", "float", 0.1),
     "attention_dropout": Arg("model.attention_dropout", "float", 0.1),
+    "optimizer_offload_fraction": Arg("optimizer.optimizer_offload_fraction", "float", 1.0),
     "moe_expert_capacity_factor": Arg("model.moe_expert_capacity_factor", "float"),
     "num_experts": Arg("model.num_moe_experts"),
     "moe_layer_freq": Arg("model.moe_layer_freq", "pattern", 1),

@@ -189,6 +189,8 @@ class Optimizer:
     fp8_recipe: str | None = None
     """OptimizerConfig.fp8_recipe: Megatron Core takes the precision-aware fast path only for None or delayed."""
     optimizer_cpu_offload: bool = False
+    optimizer_offload_fraction: float = 0.0
+    """Share of the parameters whose optimizer state lives on the host under optimizer_cpu_offload."""
     use_megatron_fsdp: bool = False
     use_torch_fsdp2: bool = False
     data_parallel_sharding_strategy: str = "no_shard"
