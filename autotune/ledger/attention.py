@@ -245,7 +245,8 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
     # pins the whole mixed_qkv.
     views = mixed if (rotates or model.qk_layernorm or kv_width != query_width) else None
     if ctx.stand_in:
-        value = mixed if not model.attention_output_gate else value
+        value = mixed
+        key = key if rotates or model.qk_layernorm else mixed
     region_inputs = (
         (query, key, views) if views is not None and rotates else ((query, views) if views is not None else (query, key, value))
     )
@@ -257,7 +258,8 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
     if model.attention_output_gate:
         gate = Tensor(
             name=f"{name}.gate",
-            nbytes=s.width * s.tokens * query_width,
+            # torch.compile keeps the gate as it comes; eager, its sigmoid is kept in fp32
+            nbytes=(4 if ctx.stand_in else s.width) * s.tokens * query_width,
             group="attention",
             formula="2 n a' d",
             source="attention.py:Attention._apply_output_gate at 24bad8e6",

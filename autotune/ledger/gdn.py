@@ -12,6 +12,7 @@ from autotune.ledger.ops import Op, Region, Tensor, Work
 
 _SOURCE = "ssm/gated_delta_net/gdn.py:GatedDeltaNet.forward at 24bad8e6"
 _FLA = "fla ops/gated_delta_rule/chunk.py:ChunkGatedDeltaRuleFunction.forward"
+_COMMON = "ssm/gated_delta_net/common.py:_GDNBase at 24bad8e6"
 _CHUNK = 64
 
 
@@ -33,14 +34,18 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     norm_out = kept("norm_out", ctx.gemm_input(s.shard_tokens * s.hidden), "2 n' h", "norm")
     stats = kept("norm_stats", ctx.norm_stats, "4 n'", "norm")
     qkvzba = kept("qkvzba", w * n * projected, "2 n (2 qk + 2 v + 2 hv)")
-    conv_out = kept("conv_out", w * n * (2 * qk + v), "2 n (2 qk + v)")
+    conv_bytes = w * n * (2 * qk + v)
+    unit = kept("l2_norm_in", w * n * 2 * qk + 4 * n * 2 * key_heads, "2 n (2 qk) + 4 n (2 hk)", source=_COMMON)
     query = kept("q", w * n * repeated, "2 n hv dk", source=_FLA)
     key = kept("k", w * n * repeated, "2 n hv dk", source=_FLA)
     value = kept("v", w * n * v, "2 n v", source=_FLA)
-    decay = kept("g_beta", (4 + 4 + w) * n * value_heads, "10 n hv", source=_FLA)
+    decay = kept("g_beta", (16 + w) * n * value_heads, "18 n hv", source="gdn.py:GatedDeltaNet._compute_g_and_beta at 24bad8e6")
     inverse = kept("A", w * n * value_heads * _CHUNK, "2 n hv 64", source=_FLA)
     core_out = kept("core_out", w * n * v, "2 n v")
     gate = kept("gate", w * n * v, "2 n v")
+    normed = kept("out_norm", w * n * v, "2 n v", source=_COMMON)
+    # Eager, without torch.compile, silu keeps gate in fp32 and the product keeps its output in fp32.
+    eager = kept("gate_fp32", 8 * n * v, "8 n v", source=_COMMON)
     norm_stats = kept("out_norm_stats", 4 * n * value_heads, "4 n hv")
     gated = kept("gated_norm_out", ctx.gemm_input(n * v), "2 n v")
     gathered = s.gathered_bytes if s.sequence_parallel else 0
@@ -56,14 +61,15 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         Op(
             name=f"{name}.conv",
             saves=(qkvzba,),
-            forward_bytes=conv_out.nbytes,
-            backward_bytes=qkvzba.nbytes + conv_out.nbytes,
-            work=Work(moved_bytes=2.0 * conv_out.nbytes, small_ops=8),
+            forward_bytes=conv_bytes,
+            backward_bytes=qkvzba.nbytes + conv_bytes,
+            work=Work(moved_bytes=2.0 * conv_bytes, small_ops=8),
         ),
         Op(
             name=f"{name}.qk_norm",
-            saves=(conv_out,),
-            backward_bytes=conv_out.nbytes + 2 * query.nbytes,
+            saves=(unit,),
+            forward_bytes=conv_bytes,
+            backward_bytes=conv_bytes + 2 * query.nbytes,
             work=Work(moved_bytes=4.0 * query.nbytes, small_ops=10),
         ),
         Op(
@@ -77,7 +83,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         ),
         Op(
             name=f"{name}.gated_norm",
-            saves=(core_out, gate, norm_stats),
+            saves=(core_out, norm_stats, normed, eager if ctx.stand_in else gate),
             regions=("gdn_norm_out",),
             forward_bytes=2 * core_out.nbytes,
             backward_bytes=4 * core_out.nbytes,

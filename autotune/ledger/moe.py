@@ -109,12 +109,10 @@ def _dispatch(ctx: Context, name: str) -> Op:
     s, model = ctx.sizes, ctx.workload.model
     routed = s.width * s.routed_tokens * s.moe_width
     pairs, copies = s.shard_tokens * s.experts, s.shard_tokens * s.topk
-    if model.moe_permute_fusion:
-        # row_id_map of permute is [n', 2 E + 1] int32; sorting by local expert keeps one int32 a token copy
-        maps_bytes = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
-    else:
-        # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64
-        maps_bytes = 8 * pairs + 8 * copies
+    # Fused, permute keeps an int32 [n', 2 E + 1] row map and the sort by local expert one int32 a token copy; otherwise
+    # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64.
+    fused = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
+    maps_bytes = fused if model.moe_permute_fusion else 8 * (pairs + copies)
     maps = Tensor(
         name=f"{name}.row_id_maps",
         nbytes=maps_bytes,
