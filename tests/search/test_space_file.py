@@ -86,3 +86,14 @@ def test_a_bad_file_is_refused_in_one_line(text: str, rule: str, tmp_path: Path)
 def test_an_absent_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"cannot be read \(No such file or directory\); give a readable YAML file"):
         load_space(tmp_path / "none.yaml")
+
+
+def test_the_example_of_the_page_is_a_space(tmp_path: Path, project_root: Path) -> None:
+    page = (project_root / "docs/search-spaces.md").read_text(encoding="utf-8")
+    example = page.split("```yaml\n")[1].split("```")[0]
+    path = tmp_path / "example.yaml"
+    path.write_text(example, encoding="utf-8")
+    space = load_space(path)
+    assert [entry.label for entry in space.labels] == ["moe_act", "core_attn", "moe"]
+    assert space.full is not None
+    assert (space.full.block, space.full.uniform, space.unknown_labels) == ((2, 4, 8), "auto", "skip")
