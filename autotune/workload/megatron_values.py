@@ -50,7 +50,7 @@ def _read_int(value: Any) -> int:
 
 def _read_word(value: Any) -> str | None:
     word = str(value).strip()
-    return None if word.lower() in {"none", ""} else word
+    return None if word in {"None", "null", ""} else word  # "none" is a choice of its own (positions, graph implementation)
 
 
 def _read_list(value: Any) -> Any:

@@ -159,6 +159,17 @@ def test_patterns_lists_and_modules_are_read() -> None:
     assert workload.features.cuda_graph_modules == ("attn", "moe_router")
 
 
+def test_none_is_a_choice_where_megatron_has_it() -> None:
+    workload = read(position_embedding_type="none", cuda_graph_impl="none", fp8_format="None")
+    assert workload.model.position_embedding_type == "none"
+    assert workload.features.cuda_graph_impl == "none"
+    assert workload.precision.fp8 is None
+
+
+def test_host_optimizer_takes_megatrons_own_fraction() -> None:
+    assert read(optimizer_cpu_offload=True).optimizer.optimizer_offload_fraction == 1.0
+
+
 def test_deprecated_graph_switches() -> None:
     assert read(external_cuda_graph=True).features.cuda_graph_impl == "transformer_engine"
     assert read(cuda_graph_impl="local", cuda_graph_scope="full_iteration").features.cuda_graph_impl == "full_iteration"
