@@ -319,7 +319,7 @@ class Ledger:
         layer = built.layer
         out: list[LedgerLine] = []
         for tensor in layer.tensors.values():
-            if not tensor.nbytes or not layer.is_held(tensor.name, frozenset()):
+            if not tensor.nbytes or not (layer.is_held(tensor.name, frozenset()) or layer.is_held(tensor.name, labels)):
                 continue
             full = boundary.granularity == "full" and built.kind is not None and not tensor.name.endswith(".x")
             out.append(
