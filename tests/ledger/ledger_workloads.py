@@ -43,7 +43,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def small(preset: str = "dense", *, parallel: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **sections: Any) -> Workload:
+def small(
+    preset: str = "dense", *, parallel: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **sections: Any
+) -> Workload:
     """A preset with changes; ``sections`` replaces fields of ``model``, ``features``, ``optimizer``, ``precision``, ``stack``."""
     workload = Workload(
         name=preset,

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from autotune.ledger.schedule import moments
 
 
-def brute_force(stage: int, pp: int, vpp: int, microbatches: int, group: int, weights: tuple[int, ...]) -> dict[tuple[bool, int], int]:
+def brute_force(
+    stage: int, pp: int, vpp: int, microbatches: int, group: int, weights: tuple[int, ...]
+) -> dict[tuple[bool, int], int]:
     """Largest weighted number of other micro batches in flight, by running Megatron's interleaved order."""
     order = [
-        chunk
-        for start in range(0, microbatches, group)
-        for chunk in range(vpp)
-        for _ in range(min(group, microbatches - start))
+        chunk for start in range(0, microbatches, group) for chunk in range(vpp) for _ in range(min(group, microbatches - start))
     ]
     warmup = min(len(order), 2 * (pp - stage - 1) + (vpp - 1) * group)
     actions = [(False, chunk) for chunk in order[:warmup]]

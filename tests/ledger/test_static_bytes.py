@@ -113,7 +113,9 @@ def test_learned_positions_are_parameters_of_the_first_stage() -> None:
 def test_dummy_weight_gradients_are_one_buffer_for_each_weight_shape() -> None:
     def workspaces(workload: Workload) -> int:
         prediction = Ledger(workload).predict(Boundary.selective())
-        return next(p for p in prediction.stages[0].phases if (p.iteration, p.phase) == ("steady", "backward")).terms["workspaces"]
+        return next(p for p in prediction.stages[0].phases if (p.iteration, p.phase) == ("steady", "backward")).terms[
+            "workspaces"
+        ]
 
     fused, plain = small(), small(features={"gradient_accumulation_fusion": False})
     shapes = [(768, 256), (256, 256), (2048, 256), (256, 1024), (1024, 256)]
