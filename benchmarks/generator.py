@@ -187,22 +187,31 @@ class Machine:
         return found
 
     def prior(self, setting: Setting, sigma: float) -> dict[str, Any]:
-        """The truth's terms and prices with log-normal errors, one error a term: what a ledger would have said."""
+        """What a ledger would have said: regions, levels and prices with one log-normal error each.
+
+        Weights and states are known; hot ranks, shared storages, and what raises a peak are not.
+        """
         errors = random.Random(f"{self.seed}/prior")
-        factor = {name: errors.lognormvariate(0, sigma) for name in ("activations", "levels", *sorted(self.region))}
+        factor = {name: errors.lognormvariate(0, sigma) for name in ("levels", "rest", *sorted(self.region))}
         price = {name: errors.lognormvariate(0, sigma) for name in ("full", *sorted(self.region))}
-        static = self.static + self.pool
-        kept = self.kept(setting, 1.0)
-        saved = self.activations - kept
-        if setting.full_layers is None:
-            weight = sum(self.region[label] for label in setting.labels) or 1.0
-            saved *= sum(self.region[label] * factor[label] for label in setting.labels) / weight if setting.labels else 1.0
-        alive = max(self.activations * factor["activations"] - saved, 0.0)
+        outer = [label for label in self.region if label not in NESTED]
+        whole = self.rest * factor["rest"] + sum(self.region[label] * factor[label] for label in outer)
+        if setting.full_layers is not None:
+            share = setting.full_layers / self.here
+            alive = whole * (1 - share) + whole * 0.03 * share / max(setting.group, 1)
+        else:
+            on = {label for label in setting.labels if label not in self.inert}
+            alive = whole - sum(self.region[label] * factor[label] for label in on if NESTED.get(label) not in on)
+        alive = max(alive, 0.0)
         phases = {}
         for name in PHASES:
             share = {"forward": 1.0, "loss": 1.0, "backward": 1.0, "grad_sync": 0.3, "optimizer": 0.0}[name]
             level = self.level[name] * (0.5 if name == "forward" else 1.0) * factor["levels"]
-            phases[name] = {"states": round(static), "activations": round(share * alive), "levels": round(level)}
+            phases[name] = {
+                "states": round(self.static + self.pool),
+                "activations": round(share * alive),
+                "levels": round(level),
+            }
         return {
             "phases": phases,
             "replay_ms": {label: ms * price[label] for label, ms in self.replay_by_label(setting).items()},

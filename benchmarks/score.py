@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from autotune.ledger.ledger import Ledger
-
 from autotune.errors import AutotuneError
+from autotune.ledger.ledger import Ledger
 from autotune.ledger.prediction import Prediction, StagePeak
 from benchmarks.rows import Row
 
@@ -59,18 +58,35 @@ def score_row(row: Row) -> Scored:
     return _scored(row, prediction)
 
 
-def _scored(row: Row, prediction: Prediction) -> Scored:
-    stages = {
+def stages_of(row: Row, prediction: Prediction) -> tuple[StagePeak, ...]:
+    """The stages whose peak a row reports."""
+    chosen = {
         "last stage": prediction.stages[-1:],
         "first stage": prediction.stages[:1],
         "any stage": prediction.stages,
-    }[row.reports]
-    peaks = {stage.stage: _peak(stage, row.iterations) for stage in stages}
+    }
+    return chosen[row.reports]
+
+
+def peak_of(stage: StagePeak, iterations: Sequence[str], *, without: str | None = None) -> tuple[int, str]:
+    """Highest phase of one stage over some iterations, in bytes, and its name; ``without`` leaves a term group out."""
+    levels = {
+        f"{phase.iteration} {phase.phase}": phase.peak_bytes - (phase.terms.get(without, 0) if without else 0)
+        for phase in stage.phases
+        if phase.iteration in iterations
+    }
+    name = max(levels, key=lambda key: levels[key])
+    return levels[name], name
+
+
+def _scored(row: Row, prediction: Prediction) -> Scored:
+    stages = stages_of(row, prediction)
+    peaks = {stage.stage: peak_of(stage, row.iterations) for stage in stages}
     stage = max(stages, key=lambda item: peaks[item.stage][0])
     peak, phase = peaks[stage.stage]
     # The interval is the stage's own where the ledger gives one, else that of the whole prediction, scaled.
-    low = getattr(stage, "peak_p05_bytes", None) or prediction.peak_p05_bytes * stage.peak_bytes // prediction.peak_bytes
-    high = getattr(stage, "peak_p95_bytes", None) or prediction.peak_p95_bytes * stage.peak_bytes // prediction.peak_bytes
+    low = stage.peak_p05_bytes or prediction.peak_p05_bytes * stage.peak_bytes // prediction.peak_bytes
+    high = stage.peak_p95_bytes or prediction.peak_p95_bytes * stage.peak_bytes // prediction.peak_bytes
     return Scored(
         row=row,
         predicted_bytes=peak,
@@ -78,14 +94,8 @@ def _scored(row: Row, prediction: Prediction) -> Scored:
         p95_bytes=high * peak // stage.peak_bytes,
         phase=phase,
         stage=stage.stage,
-        first_bytes=_peak(stage, ("first",))[0],
+        first_bytes=peak_of(stage, ("first",))[0],
     )
-
-
-def _peak(stage: StagePeak, iterations: Sequence[str]) -> tuple[int, str]:
-    phases = [phase for phase in stage.phases if phase.iteration in iterations]
-    top = max(phases, key=lambda phase: phase.peak_bytes)
-    return top.peak_bytes, f"{top.iteration} {top.phase}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,8 +150,8 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
         if sampler_name == "narrow_first" and best is not None:
             break
         # Optuna has no certificate: its samplers are stopped by an oracle, as soon as an optimum has passed.
-        oracle = sampler_name in ("tpe", "gp", "random", "exhaustive") and best is not None and optimum is not None
-        if oracle and truth.step_ms(best) <= truth.step_ms(optimum) * (1 + WITHIN):
+        oracle = sampler_name in ("tpe", "gp", "random", "exhaustive")
+        if oracle and best is not None and optimum is not None and truth.step_ms(best) <= truth.step_ms(optimum) * (1 + WITHIN):
             break
     answer = evidence.best()
     regret = None
