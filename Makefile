@@ -1,4 +1,5 @@
 # make demo   a recommendation for a real recipe, on a machine with nothing but Python
+# make readme puts the present answer of the demo into README.md
 # make test   the whole test suite; test-fast leaves out what starts Megatron, Ray or a browser
 VENV ?= .venv
 PYTHON ?= $(shell scripts/find_python)
@@ -6,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast lint env clean
+.PHONY: demo test test-fast lint readme env clean
 
 demo: env
 	$(BIN)/autotune run --recipe nemotron3nano --mem-target 75GB
@@ -21,6 +22,9 @@ lint: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+readme: env
+	$(BIN)/python scripts/update_readme.py
 
 env:
 	@test -n "$(PYTHON)" || { echo "autotune: needs Python 3.11 or newer (3.12 preferred); install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }

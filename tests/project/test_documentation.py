@@ -61,6 +61,12 @@ def test_relative_links_lead_somewhere() -> None:
     assert [f"{page.relative_to(ROOT)}: {target}" for page, target in local if not (page.parent / target).exists()] == []
 
 
+def test_readme_shows_the_real_answer() -> None:
+    """Where a figure has changed for a reason, ``make readme`` writes it anew."""
+    command = [sys.executable, str(ROOT / "scripts" / "update_readme.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run: make readme"
+
+
 def test_every_decision_is_numbered_once_and_answers() -> None:
     pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     numbers = [page.name[:3] for page in pages]
