@@ -25,6 +25,8 @@ class StopRule:
         worth: A saving below this share of a step is none.
         chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
         expected: ... and none is expected to save this share of a step.
+        doubt: A pair of timed boundaries is repeated where the worlds rank it the other way with this probability.
+        most_runs: ... until each of them was run so often.
         hopeless: Without a pass: stop when every candidate's probability of fitting is below this, and full and the broadest
             selective set were tried.
     """
@@ -32,6 +34,8 @@ class StopRule:
     worth: float = 0.01
     chance: float = 0.05
     expected: float = 0.002
+    doubt: float = 0.7
+    most_runs: int = 3
     hopeless: float = 0.02
 
 
@@ -88,7 +92,7 @@ class Planner:
         urgent = [r for r in repeats if r.repeat_reason != "near_limit"][:count]
         proposals = urgent + (self._ranked()[: count - len(urgent)] if len(urgent) < count else [])
         if not proposals and not self._pending:
-            proposals = repeats[:count]
+            proposals = [*self._noise_pair(), *repeats][:count]
         self._pending.update(proposal.boundary for proposal in proposals)
         return proposals
 
@@ -106,7 +110,7 @@ class Planner:
             return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
         if not_an_activation_problem(self._candidates, self._evidence):
             return Stop(outcome="none", text=NOT_ACTIVATIONS)
-        if self._pending or any(due_repeats(self._evidence, self._lacks)) or self._ranked():
+        if self._pending or any(due_repeats(self._evidence, self._lacks)) or self._ranked() or self._noise_pair():
             return None
         untried = [c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0]
         best = self._evidence.best()
@@ -201,6 +205,34 @@ class Planner:
                 scored.append((expected, candidate, proposal))
         scored.sort(key=lambda s: (-s[0], s[1].order, s[1].boundary.key))
         return [proposal for _, _, proposal in scored]
+
+    def _noise_pair(self) -> list[Proposal]:
+        """One more run of the best, or of the boundary that the physics holds to be cheaper although its step was slower.
+
+        Step times of two launches differ by some percent for no reason of the boundary's, so such a pair is run again, the one
+        with fewer runs first.
+        """
+        best, rule = self._evidence.best(), self._rule
+        if best is None or self.posterior is None or not self.posterior.knows(best):
+            return []
+        step_ms = self._evidence.verdicts[best].step_ms
+        if step_ms is None:
+            return []
+        doubtful = []
+        for boundary, verdict in self._evidence.verdicts.items():
+            if boundary == best or not verdict.eligible or verdict.step_ms is None or not self.posterior.knows(boundary):
+                continue
+            cheaper = self.posterior.cheaper(boundary, best, rule.worth * step_ms)
+            if cheaper >= rule.doubt:
+                doubtful.append((-cheaper, boundary.key, boundary))
+        for _, _, rival in sorted(doubtful):
+            for boundary in sorted((rival, best), key=lambda b: (self._evidence.runs(b), b == best)):
+                runs = self._evidence.runs(boundary)
+                if runs < rule.most_runs and self._lacks(boundary, runs) is None:
+                    other = best if boundary == rival else rival
+                    why = f"its step is to be told from that of {other.key}"
+                    return [Proposal(boundary=boundary, why=why, repeat_reason="noise_pair")]
+        return []
 
     def _price(self, boundary: Boundary) -> float:
         if self.posterior is not None and self.posterior.knows(boundary):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
+MAX_WIDENED = 16.0
+"""The prior is never wider than this many times its own width: beyond, its bytes say nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +175,13 @@ class Posterior:
         self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * spread.saving * width
         self._own = generator.standard_normal((len(self.boundaries), draws)) * spread.own * width
         self._inert = generator.random((len(self._labels), draws)) < spread.inert
-        self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price * width)
+        self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price)
         self._factors = 1 + factors * (spread.group * self._calibration() * width)
         self._offsets = offsets + shared
         self._rebuild_peaks()
         self._weights = np.full(draws, 1 / draws)
         for seen in self._seen:
-            self._weigh(seen)
-            if self.effective_draws < draws / 10:
-                self._rejuvenate(generator)
+            self._learn(seen, generator)
 
     def _calibration(self) -> float:
         """Scale of the group factors that makes the draws as wide as the ledger's own intervals (median over boundaries)."""
@@ -222,26 +222,52 @@ class Posterior:
         for one in known:
             if isinstance(one, PeakSeen):
                 mean, deviation = self.peak(one.boundary)
-                if abs(one.peak_bytes - mean) > 2.5 * max(deviation, self._spread.run * self._scale):
-                    self.widened = min(self.widened * 1.5, 4.0)
+                surprise = abs(one.peak_bytes - mean) / max(deviation, self._spread.run * self._scale)
+                if surprise > 2.5:
+                    self._widen(surprise / 2)
             elif isinstance(one, FailureSeen) and self.fit(one.boundary, one.above_bytes) > 0.97:
-                self.widened = min(self.widened * 1.5, 4.0)
+                self._widen(1.5)
         self._seen.extend(known)
         self._condition()
 
-    def _weigh(self, seen: PeakSeen | FailureSeen | StepSeen) -> None:
+    def _widen(self, factor: float) -> None:
+        self.widened = min(self.widened * factor, MAX_WIDENED)
+
+    def _learn(self, seen: PeakSeen | FailureSeen | StepSeen, generator: np.random.Generator) -> None:
+        """Weigh all worlds by one observation, in as many tempered steps as keep a fifth of them alive."""
+        left = 1.0
+        for _ in range(12):
+            likelihood = np.log(np.maximum(self._likelihood(seen), 1e-300))
+            step = self._temper(likelihood, left)
+            weights = self._weights * np.exp(step * (likelihood - likelihood.max()))
+            self._weights = weights / weights.sum()
+            left -= step
+            if left <= 0:
+                break
+            self._rejuvenate(generator)
+        if self.effective_draws < self._draws / 4:
+            self._rejuvenate(generator)
+
+    def _temper(self, likelihood: Floats, left: float) -> float:
+        """The largest exponent up to ``left`` after which a fifth of the draws still counts (found by halving)."""
+        step = left
+        for _ in range(12):
+            weights = self._weights * np.exp(step * (likelihood - likelihood.max()))
+            if weights.sum() ** 2 / (weights**2).sum() >= self._draws / 5:
+                return step
+            step /= 2
+        return step
+
+    def _likelihood(self, seen: PeakSeen | FailureSeen | StepSeen) -> Floats:
+        """How likely the observation is in each world, up to a constant."""
         i, spread = self._index[seen.boundary], self._spread
         if isinstance(seen, PeakSeen):
             likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / spread.run)
-            likelihood = likelihood * self._phase_likelihood(i, seen.phases)
-        elif isinstance(seen, FailureSeen):
+            return likelihood * self._phase_likelihood(i, seen.phases)
+        if isinstance(seen, FailureSeen):
             sure = _normal_cdf((self._peaks[i] - seen.above_bytes / self._scale) / spread.run)
-            likelihood = spread.by_chance + (1 - spread.by_chance) * sure
-        else:
-            likelihood = self._step_likelihood(i, seen)
-        weights = self._weights * likelihood
-        total = weights.sum()
-        self._weights = weights / total if total > 0 else self._weights
+            return spread.by_chance + (1 - spread.by_chance) * sure
+        return self._step_likelihood(i, seen)
 
     def _phase_likelihood(self, i: int, phases: Mapping[str, int]) -> Floats:
         likelihood: Floats = np.ones(self._draws)
@@ -306,6 +332,11 @@ class Posterior:
     def price_ms(self, boundary: Boundary) -> float:
         """Mean replay price of a boundary."""
         return float(self._prices[self._index[boundary]] @ self._weights)
+
+    def cheaper(self, boundary: Boundary, other: Boundary, by_ms: float) -> float:
+        """Probability that a boundary's price is below another's by more than ``by_ms``."""
+        saving = self._prices[self._index[other]] - self._prices[self._index[boundary]]
+        return float((saving > by_ms) @ self._weights)
 
     def gain(self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float) -> tuple[float, float]:
         """What launching a boundary may gain over the answer.
