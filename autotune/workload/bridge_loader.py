@@ -206,6 +206,8 @@ def load(request: dict[str, Any]) -> dict[str, Any]:
     finder = _import_bridge(request)
     import megatron.core
 
+    if request["known_hub"]:
+        _take_any_revision()
     function, where = find_recipe(request["reference"])
     name = getattr(function, "__name__", request["reference"])
     match = GPUS_IN_NAME.search(name)
@@ -327,6 +329,19 @@ def _import_bridge(request: dict[str, Any]) -> Any:
     if "transformer_engine" in finder.stood_in:
         stand_ins.declare_kernels()
     return finder
+
+
+def _take_any_revision() -> None:
+    """The known model facts are of no commit: let a recipe that pins one have them."""
+    from megatron.bridge import AutoBridge
+
+    pinned = AutoBridge.from_hf_pretrained.__func__
+
+    def from_hf_pretrained(cls: Any, path: Any, **kwargs: Any) -> Any:
+        kwargs.pop("revision", None)
+        return pinned(cls, path, **kwargs)
+
+    AutoBridge.from_hf_pretrained = classmethod(from_hf_pretrained)
 
 
 def _call(function: Any, name: str) -> Any:

@@ -18,6 +18,9 @@ _HOST_SECTIONS = frozenset({"dataset", "rng", "tokenizer"})
 """Sections whose fields stay on the host, but for those with a home of their own."""
 _GPUS = {"h100": "H100", "h200": "H200", "b200": "B200", "gb200": "GB200", "b300": "B300", "gb300": "GB300"}
 _GPU_IN_NAME = re.compile(r"_[1-9][0-9]*gpu_([a-z0-9]+)_")
+_QUANTISED_ONLY = frozenset({"keep_mtp_spec_in_bf16", "moe_router_padding_for_fp8", "fp8_quantizer_factory", "fp4_recipe"})
+"""Fields that act under FP8 or FP4 only."""
+_SECTIONS = ("model", "parallel", "train", "precision", "optimizer", "features")
 _APPLIED = frozenset({"mixed_precision", "comm_overlap"})
 """Sections that Bridge copies onto model, optimizer and ddp when it finalises; those copies are what is read."""
 
@@ -35,14 +38,7 @@ def as_workload(answer: Mapping[str, Any], *, name: str, source: Source, gpu: st
         RequestError: A value does not fit its field.
     """
     sections: Mapping[str, Any] = answer["sections"]
-    record: dict[str, dict[str, Any]] = {
-        "model": {},
-        "parallel": {},
-        "train": {},
-        "precision": {},
-        "optimizer": {},
-        "features": {},
-    }
+    record: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     other: dict[str, Any] = {}
     for section, content in sections.items():
         for field_name, raw in content["values"].items():
@@ -56,6 +52,8 @@ def as_workload(answer: Mapping[str, Any], *, name: str, source: Source, gpu: st
                     _set(record, home, value)
             elif _matters(section, field_name, raw, content["defaults"]):
                 other[path] = raw
+    if record["precision"].get("fp8") is None and record["precision"].get("fp4") is None:
+        other = {path: value for path, value in other.items() if path.rpartition(".")[2] not in _QUANTISED_ONLY}
     _derive(record, answer, sections)
     notes = list(source.notes)
     vocabulary = answer["vocabulary"]
@@ -101,7 +99,7 @@ def _matters(section: str, field_name: str, raw: Any, defaults: Mapping[str, Any
     path = f"{section}.{field_name}"
     if section in _HOST_SECTIONS or path in RECOMPUTE_PATHS or path in _SECOND_COPIES or field_name in NEUTRAL:
         return path == "tokenizer.use_tokenizer_vocab_size" and bool(raw)
-    return raw != defaults.get(field_name)
+    return bool(raw != defaults.get(field_name))
 
 
 def _derive(record: dict[str, dict[str, Any]], answer: Mapping[str, Any], sections: Mapping[str, Any]) -> None:

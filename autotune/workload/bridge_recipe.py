@@ -15,14 +15,13 @@ from typing import Any
 
 from autotune.errors import AutotuneError, ExitStatus, RequestError
 from autotune.workload import hub
-from autotune.workload.bridge_mapping import as_workload
+from autotune.workload.bridge_mapping import as_workload, gpu_in_name
 from autotune.workload.gpu import load_gpu
 from autotune.workload.workload import Source, Workload
 
 DECLARED_VERSIONS: Mapping[str, str] = {"transformer_engine": "2.17.1", "megatron.energon": "0"}
 """Versions told to configuration code where a package is absent; Transformer Engine's is the one that Bridge 0.6 builds
 against (uv.lock of v0.6.0 and 600d069b: 4329ff84)."""
-_LAUNCHER_SETTINGS = ("world_size", "hardware.gpu")
 _TIMEOUT_SECONDS = 600
 
 
@@ -65,15 +64,15 @@ def load_live(
         RequestError: No such recipe, an override that Bridge refuses, or a configuration that Bridge refuses.
         LiveRecipeError: Bridge cannot be imported here, or the recipe needs the hub and it cannot be reached.
     """
-    request = {
+    declared = load_gpu(gpu or gpu_in_name(reference) or "H100")
+    request: dict[str, Any] = {
         "reference": reference,
         "overrides": list(overrides),
         "world_size": world_size,
-        "gpu": asdict(load_gpu(gpu or _gpu_in_name(reference))),
+        "gpu": asdict(declared),
         "stand_ins": dict(DECLARED_VERSIONS),
         "tokenizer_sizes": hub.tokenizer_sizes(),
     }
-    notes = []
     online = hub.reachable(os.environ)
     answer = _ask(request, known_hub=not online)
     if online and answer.get("error", {}).get("kind") == "hub":
@@ -81,17 +80,7 @@ def load_live(
     if "error" in answer:
         raise _as_error(reference, answer["error"], world_size)
     loaded = answer["ok"]
-    if not online and loaded["sections"]["model"]["values"].get("hf_model_id"):
-        notes.append(
-            f"Hugging Face hub not reachable: {loaded['sections']['model']['values']['hf_model_id']} by search_spaces/hub"
-        )
-    if loaded["stood_in"]:
-        declared = [f"{package} {DECLARED_VERSIONS[package]}" for package in loaded["stood_in"] if package != "megatron.energon"]
-        notes.append(
-            f"import stand-ins: {', '.join(loaded['stood_in'])}" + (f" (declared {', '.join(declared)})" if declared else "")
-        )
-    if loaded["gpu_declared"]:
-        notes.append(f"no GPU here: {request['gpu']['name']} declared to Bridge's checks")
+    notes = _notes(loaded, declared.name, online=online)
     source = Source(
         kind="bridge_recipe",
         reference=loaded["function"] if ":" not in reference else reference,
@@ -115,10 +104,17 @@ def describe_bridge() -> dict[str, Any]:
     return described
 
 
-def _gpu_in_name(reference: str) -> str:
-    from autotune.workload.bridge_mapping import gpu_in_name
-
-    return gpu_in_name(reference) or "H100"
+def _notes(loaded: Mapping[str, Any], gpu: str, *, online: bool) -> list[str]:
+    notes = []
+    model = loaded["sections"]["model"]["values"].get("hf_model_id")
+    if model and not online:
+        notes.append(f"Hugging Face hub not reachable: {model} as search_spaces/hub has it")
+    for package in loaded["stood_in"]:
+        version = DECLARED_VERSIONS[package]
+        notes.append(f"{package} is not installed here: import stand-in" + (f", declared {version}" if version != "0" else ""))
+    if loaded["gpu_declared"]:
+        notes.append(f"no GPU here: {gpu} declared to Bridge's checks")
+    return notes
 
 
 def _ask(request: Mapping[str, Any], *, known_hub: bool) -> dict[str, Any]:
@@ -130,7 +126,7 @@ def _ask(request: Mapping[str, Any], *, known_hub: bool) -> dict[str, Any]:
         environment |= {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "MEGATRON_SUPPRESS_FUSION_WARNINGS": "1"}
         run = subprocess.run(
             [sys.executable, "-m", "autotune.workload.bridge_loader"],
-            input=json.dumps(request),
+            input=json.dumps({**request, "known_hub": known_hub}),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,

@@ -8,7 +8,6 @@ them unchanged; what the user's own cache holds goes first.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,18 @@ import search_spaces
 from autotune.records import load_json
 
 _FOLDER = Path(search_spaces.__file__).parent / "hub"
-_ANY_REVISION = "0" * 40
+_REVISION = "0" * 40
+_CONFIG_CLASS = """from transformers import PretrainedConfig
+
+
+class StandInConfig(PretrainedConfig):
+    model_type = "{model_type}"
+
+    def __init__(self, **kwargs):
+        # The base class reads this one while it normalises the rotary fields.
+        self.max_position_embeddings = kwargs.get("max_position_embeddings")
+        super().__init__(**kwargs)
+"""
 _CONNECT_SECONDS = 2.0
 
 
@@ -36,14 +46,14 @@ class HubModel:
         source: Where the facts come from.
         tokenizer_vocab_size: ``len(tokenizer)``: what Megatron's HuggingFaceTokenizer calls its vocabulary size.
         config: The fields of its ``config.json`` that shape the network, or None if only the tokenizer is known.
-        revisions: Commits under which recipes ask for it, besides the newest.
+        own_config_class: Whether the model's configuration class comes with it (remote code); a plain one stands in.
     """
 
     model_id: str
     source: str
     tokenizer_vocab_size: int | None = None
     config: Mapping[str, Any] | None = None
-    revisions: tuple[str, ...] = ()
+    own_config_class: bool = False
 
 
 @cache
@@ -80,22 +90,25 @@ def offline_cache(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
             root = Path(folder) / f"models--{model.model_id.replace('/', '--')}"
             if model.config is not None and not root.exists():
                 _write_model(root, model)
-        yield {"HF_HUB_CACHE": folder, "HF_HUB_OFFLINE": "1"}
+        yield {"HF_HUB_CACHE": folder, "HF_MODULES_CACHE": str(Path(folder) / "modules"), "HF_HUB_OFFLINE": "1"}
 
 
 def _write_model(root: Path, model: HubModel) -> None:
     (root / "refs").mkdir(parents=True)
-    newest = model.revisions[0] if model.revisions else _ANY_REVISION
-    (root / "refs" / "main").write_text(newest)
-    for revision in {newest, *model.revisions}:
-        snapshot = root / "snapshots" / revision
-        snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text(json.dumps(model.config))
+    (root / "refs" / "main").write_text(_REVISION)
+    snapshot = root / "snapshots" / _REVISION
+    snapshot.mkdir(parents=True)
+    config = dict(model.config or {})
+    if model.own_config_class:
+        config["auto_map"] = {"AutoConfig": "configuration_stand_in.StandInConfig"}
+        (snapshot / "configuration_stand_in.py").write_text(_CONFIG_CLASS.format(model_type=config["model_type"]))
+    (snapshot / "config.json").write_text(json.dumps(config))
 
 
 def _own_cache(environment: Mapping[str, str]) -> Path:
     # huggingface_hub/constants.py: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.
     if "HF_HUB_CACHE" in environment:
         return Path(environment["HF_HUB_CACHE"])
-    home = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(home).expanduser() / "hub"
+    if "HF_HOME" in environment:
+        return Path(environment["HF_HOME"]).expanduser() / "hub"
+    return Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"

@@ -40,18 +40,67 @@ class SnapshotOf:
     differs: tuple[str, ...] = ()
 
 
+_SEED = ("Bridge 600d069b (0.7.0) with Megatron Core 24bad8e6 (0.20.0), on which the published H100 table ran: no field differs",)
 SNAPSHOTS: dict[str, SnapshotOf] = {
     "nemotron3nano": SnapshotOf(
         title="Nemotron 3 Nano 30B-A3B, 16 H100, BF16 (performance recipe)",
         function="nemotron_3_nano_pretrain_16gpu_h100_bf16_config",
         trial_overrides=("train.global_batch_size=16",),
         why="the recipe accumulates 64 micro batches a step; with one stage its memory is that of one",
+        differs=_SEED,
+    ),
+    "nemotron3super": SnapshotOf(
+        title="Nemotron 3 Super 120B-A12B, 64 H100, BF16 (performance recipe)",
+        function="nemotron_3_super_pretrain_64gpu_h100_bf16_config",
+        trial_overrides=("train.global_batch_size=32",),
+        why="the recipe accumulates 40 micro batches a step; with one stage its memory is that of one",
     ),
     "moonlight16b": SnapshotOf(
         title="Moonlight 16B-A3B, 8 H100, BF16",
         function="moonlight_16b_pretrain_8gpu_h100_bf16_config",
         trial_overrides=("train.global_batch_size=4",),
         why="the recipe accumulates 512 micro batches a step; with one stage its memory is that of one",
+        differs=_SEED,
+    ),
+    "llama3_8b": SnapshotOf(
+        title="Llama 3 8B, 8 H100, BF16 (performance recipe)",
+        function="llama3_8b_pretrain_8gpu_h100_bf16_config",
+    ),
+    "llama3_70b": SnapshotOf(
+        title="Llama 3 70B, 64 H100, BF16 (performance recipe)",
+        function="llama3_70b_pretrain_64gpu_h100_bf16_config",
+    ),
+    "llama3_70b_sft": SnapshotOf(
+        title="Llama 3 70B full fine-tuning, 32 H100, FP8 current scaling (performance recipe)",
+        function="llama3_70b_sft_32gpu_h100_fp8cs_config",
+    ),
+    "llama31_405b": SnapshotOf(
+        title="Llama 3.1 405B, 1,024 H100, BF16 (performance recipe)",
+        function="llama31_405b_pretrain_1024gpu_h100_bf16_config",
+    ),
+    "qwen3_30b_a3b": SnapshotOf(
+        title="Qwen3 30B-A3B, 16 H100, BF16 (performance recipe)",
+        function="qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config",
+    ),
+    "qwen3_235b_a22b": SnapshotOf(
+        title="Qwen3 235B-A22B, 256 H100, BF16 (performance recipe)",
+        function="qwen3_235b_a22b_pretrain_256gpu_h100_bf16_config",
+    ),
+    "qwen3_next_80b_a3b": SnapshotOf(
+        title="Qwen3-Next 80B-A3B, 128 H100, BF16 (performance recipe)",
+        function="qwen3_next_80b_a3b_pretrain_128gpu_h100_bf16_config",
+    ),
+    "deepseek_v3": SnapshotOf(
+        title="DeepSeek V3 671B, 1,024 H100, BF16 (performance recipe)",
+        function="deepseek_v3_pretrain_1024gpu_h100_bf16_config",
+    ),
+    "kimi_k2": SnapshotOf(
+        title="Kimi K2 1T, 1,024 H100, BF16 (performance recipe)",
+        function="kimi_k2_pretrain_1024gpu_h100_bf16_config",
+    ),
+    "gpt_oss_120b": SnapshotOf(
+        title="gpt-oss 120B, 64 H100, BF16 (performance recipe)",
+        function="gpt_oss_120b_pretrain_64gpu_h100_bf16_config",
     ),
 }
 
@@ -85,7 +134,7 @@ def _as_snapshot(live: Workload) -> Workload:
         transformer_engine=live.stack.transformer_engine,
         container=BRIDGE_CONTAINER,
     )
-    notes = tuple(note for note in live.source.notes if "no GPU here" not in note and "import stand-ins" not in note)
+    notes = tuple(note for note in live.source.notes if " here: " not in note)
     source = Source(
         kind="catalog",
         reference=live.name,
