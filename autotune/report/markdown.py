@@ -48,7 +48,8 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it stands, inside a table cell too."""
+    """Text on one line that Markdown shows as it stands, inside a table cell too."""
+    text = " ".join(text.split())
     for character in ("\\", "|", "<", "*", "_", "`"):
         text = text.replace(character, f"\\{character}")
-    return text.replace("\n", " ")
+    return text
