@@ -33,7 +33,9 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     x = layer_input(ctx, name)
     norm_out = kept("norm_out", ctx.gemm_input(s.shard_tokens * s.hidden), "2 n' h", "norm")
     stats = kept("norm_stats", ctx.norm_stats, "4 n'", "norm")
-    qkvzba = kept("qkvzba", w * n * projected, "2 n (2 qk + 2 v + 2 hv)")
+    # From Megatron Core 0.18 on the convolution takes a view and pins the whole projection; before, a contiguous copy of qkv.
+    pinned = projected if ctx.stack.mcore >= (0, 18) else 2 * qk + v
+    qkvzba = kept("qkvzba", w * n * pinned, "2 n (2 qk + 2 v + 2 hv)")
     conv_bytes = w * n * (2 * qk + v)
     unit = kept("l2_norm_in", w * n * 2 * qk + 4 * n * 2 * key_heads, "2 n (2 qk) + 4 n (2 hk)", source=_COMMON)
     query = kept("q", w * n * repeated, "2 n hv dk", source=_FLA)

@@ -39,10 +39,13 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     gathered = s.gathered_bytes if s.sequence_parallel else 0
     q_in = model.q_lora_rank or s.hidden
     fused_norms = model.qk_layernorm
+    # mla_qk_norm_config.py:QKNormConfigResolver._resolve_mla_qk_layernorm, new in Megatron Core 0.19, fuses a norm into the
+    # query projection too where there is no query latent.
+    norms_query = fused_norms and ctx.stack.mcore >= (0, 19)
     up_saves: list[Tensor] = [kv_down, *([kv_norm] if fused_norms else []), angles]
     if model.q_lora_rank:
         up_saves += [q_down, *([q_norm] if fused_norms else [])]
-    elif fused_norms and ctx.stack.mla_norm_in_q_proj:
+    elif norms_query:
         # The query projection norms the normed hidden state once more and keeps both.
         up_saves += [norm_out, kept("q_proj_norm_out", ctx.gemm_input(ns * s.hidden) + ctx.norm_stats, "2 n' h + 4 n'")]
     else:
@@ -100,7 +103,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
         )
     else:
         q_params = (
-            *((ctx.norm_params(f"{name}.q_norm", s.hidden),) if fused_norms and ctx.stack.mla_norm_in_q_proj else ()),
+            *((ctx.norm_params(f"{name}.q_norm", s.hidden),) if norms_query else ()),
             Param(name=f"{name}.q_proj", shape=(heads * dq, s.hidden), gemm=True),
         )
     params = (

@@ -110,9 +110,11 @@ def _dispatch(ctx: Context, name: str) -> Op:
     routed = s.width * s.routed_tokens * s.moe_width
     pairs, copies = s.shard_tokens * s.experts, s.shard_tokens * s.topk
     # Fused, permute keeps an int32 [n', 2 E + 1] row map and the sort by local expert one int32 a token copy; otherwise
-    # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64.
+    # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64; before
+    # Megatron Core 0.17 the transposed map itself.
     fused = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
-    maps_bytes = fused if model.moe_permute_fusion else 8 * (pairs + copies)
+    unfused = (8 if ctx.stack.mcore >= (0, 17) else 1) * pairs + 8 * copies
+    maps_bytes = fused if model.moe_permute_fusion else unfused
     maps = Tensor(
         name=f"{name}.row_id_maps",
         nbytes=maps_bytes,

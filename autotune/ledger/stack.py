@@ -36,8 +36,6 @@ class ResolvedStack:
     torch_workspace_bytes: int
     """One cuBLAS workspace of PyTorch; each (handle, stream) has one."""
     te_workspace_bytes: int
-    mla_norm_in_q_proj: bool
-    """Megatron Core >= 0.19 fuses a norm into MLA's query projection where there is no query latent and qk_layernorm is set."""
     attention: str
     """``fused`` (cuDNN), ``flash`` or ``unfused``."""
     expandable_segments: bool
@@ -101,7 +99,6 @@ def resolve_stack(workload: Workload) -> ResolvedStack:
         )
     released = version_tuple(workload.stack.megatron_core)
     mcore = released if released is not None and released[0] == 0 and len(released) > 1 else NEWEST_MCORE
-    core = version_tuple(workload.stack.megatron_core) if "." in (workload.stack.megatron_core or "") else None
     sm = sm_of(workload.hardware.gpu)
     if sm is None:
         sm = 90
@@ -127,8 +124,6 @@ def resolve_stack(workload: Workload) -> ResolvedStack:
         torch_workspace_bytes=torch_workspace,
         # TE cpp_extensions/gemm.py:get_cublas_workspace_size_bytes: 32 MiB (+ 1 KiB for alignment) from Hopper on, else 4 MiB
         te_workspace_bytes=32 * MIB + 1024 if sm >= 90 else 4 * MIB,
-        # transformer/mla_qk_norm_config.py:QKNormConfigResolver._resolve_mla_qk_layernorm at 24bad8e6, absent at 0.16.1
-        mla_norm_in_q_proj=core is None or core >= (0, 19),
         attention=attention_backend(workload, te, sm),
         expandable_segments="expandable_segments:true" in allocator.lower().replace(" ", ""),
         notes=tuple(notes),

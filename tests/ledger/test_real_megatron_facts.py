@@ -19,7 +19,8 @@ GIB = 2**30
 TRAIN = {"seq_length": 4096, "global_batch_size": 4}
 SHARDED = {"world_size": 8, "tensor_model_parallel_size": 2, "sequence_parallel": True}
 LLAMA: dict[str, Any] = {
-    "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_query_groups": 8, "ffn_hidden_size": 14336, "vocab_size": 128256,
+    "num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_query_groups": 8, "ffn_hidden_size": 14336,
+    "vocab_size": 128256,
 }  # fmt: skip
 MOONLIGHT: dict[str, Any] = {
     "num_layers": 27, "hidden_size": 2048, "num_attention_heads": 16, "ffn_hidden_size": 11264, "vocab_size": 163840,

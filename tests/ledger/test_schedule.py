@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from autotune.ledger.schedule import moments
 
 
-def brute_force(
-    stage: int, pp: int, vpp: int, microbatches: int, group: int, weights: tuple[int, ...]
-) -> dict[tuple[bool, int], int]:
+def brute_force(stage: int, pp: int, vpp: int, microbatches: int, *, weights: tuple[int, ...]) -> dict[tuple[bool, int], int]:
     """Largest weighted number of other micro batches in flight, by running Megatron's interleaved order."""
+    group = pp
     order = [
         chunk for start in range(0, microbatches, group) for chunk in range(vpp) for _ in range(min(group, microbatches - start))
     ]
@@ -49,7 +48,7 @@ def test_interleaved_pipeline_equals_running_it(data: st.DataObject) -> None:
     microbatches = group * data.draw(st.integers(1, 4), "groups")
     stage = data.draw(st.integers(0, pp - 1), "stage")
     weights = tuple(data.draw(st.lists(st.integers(0, 9), min_size=vpp, max_size=vpp), "bytes of a chunk"))
-    most = brute_force(stage, pp, vpp, microbatches, group, weights)
+    most = brute_force(stage, pp, vpp, microbatches, weights=weights)
     got: dict[tuple[bool, int], int] = {}
     for moment in moments(stage, pp, vpp, microbatches, group):
         level = sum(count * weight for count, weight in zip(moment.in_flight, weights, strict=True))
