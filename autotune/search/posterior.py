@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
+SMALLEST_SAVING = 0.03
+"""What a label's deviation is taken of at least, as a share of the heaviest peak."""
 MAX_WIDENED = 16.0
 """The prior is never wider than this many times its own width: beyond, its bytes say nothing any more."""
 
@@ -128,12 +130,14 @@ class Posterior:
         starts: list[int] = []
         for boundary, prediction in zip(self.boundaries, self._predictions, strict=True):
             starts.append(len(rows))
-            narrower = [self._index.get(b) for b in self._without(boundary)]
+            narrower, own = [self._index.get(b) for b in self._without(boundary)], self._index[boundary]
             for (stage, iteration, phase), terms in _leading_points(prediction):
                 here = sum(terms.values())
+                saved = [0 if n is None else totals[n].get((stage, iteration, phase), here) - here for n in narrower]
                 savings.append([
-                    0.0 if other is None else (totals[other].get((stage, iteration, phase), here) - here) / self._scale
-                    for other in narrower
+                    # A label that saves next to nothing may still move the peak a little, up or down.
+                    max(size / self._scale, SMALLEST_SAVING) if other is not None and other != own else 0.0
+                    for size, other in zip(saved, narrower, strict=True)
                 ])  # fmt: skip
                 row = [0.0] * len(groups)
                 for group, size in terms.items():
