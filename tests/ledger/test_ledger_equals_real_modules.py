@@ -70,7 +70,7 @@ def ledger_bytes(workload: Workload, boundary: Boundary) -> int:
     )
     if "moe" not in boundary.modules:
         pairs = workload.train.seq_length * workload.train.micro_batch_size * (workload.model.num_moe_experts or 0)
-        moe_layers = sum(layer.mlp == "moe" for layer in ledger._architecture.layers)
+        moe_layers = sum(layer.mlp == "moe" for layer in ledger._network.layers)
         kept -= 5 * pairs * moe_layers
     return kept
 
