@@ -29,7 +29,19 @@ class Checkpointed:
 
     label: str
     kind: str
-    body: tuple[Op | Checkpointed, ...]
+    body: tuple[Part, ...]
+    inputs: int = 1
+    """How many tensors it takes (queries, keys and values are three views of one storage)."""
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + body(x). Its backward sums the two gradients into a third."""
+
+    body: tuple[Part, ...]
+
+
+Part = Op | Checkpointed | Residual
 
 
 class Storage:
@@ -105,9 +117,14 @@ class Machine:
         return label == "layer" if self.boundary.granularity == "full" else label in self.boundary.modules
 
     # forward; every function takes a held x, releases it, and returns a held y
-    def run(self, body: tuple[Op | Checkpointed, ...], x: Storage, graph: list[Node] | None) -> Storage:
+    def run(self, body: tuple[Part, ...], x: Storage, graph: list[Node] | None) -> Storage:
         for part in body:
-            x = self.run_op(part, x, graph) if isinstance(part, Op) else self.run_region(part, x, graph)
+            if isinstance(part, Op):
+                x = self.run_op(part, x, graph)
+            elif isinstance(part, Residual):
+                x = self.run_residual(part, x, graph)
+            else:
+                x = self.run_region(part, x, graph)
         return x
 
     def pack(self, node: Node, storage: Storage) -> None:
@@ -145,6 +162,19 @@ class Machine:
                 graph.append(Node(None, region=region, kind="restore", inner=info))
         return y
 
+    def run_residual(self, part: Residual, x: Storage, graph: list[Node] | None) -> Storage:
+        inner: list[Node] | None = [] if graph is not None else None
+        before = len(self.regions)
+        y = self.run(part.body, self.hold(x), inner)
+        total = self.hold(Storage(self, x.size))
+        self.release(y)
+        self.release(x)
+        if graph is not None:
+            first = self.regions[before].parent if before < len(self.regions) else -2
+            region = before if first == (self.stack[-1] if self.stack else -1) else -1
+            graph.append(Node(None, kind="residual", inner=inner, region=region))
+        return total
+
     def run_region(self, part: Checkpointed, x: Storage, graph: list[Node] | None) -> Storage:
         real = self.active(part.label)
         if graph is None and not real:
@@ -154,7 +184,16 @@ class Machine:
             region = len(self.regions)
             parent = self.stack[-1] if self.stack else -1
             self.regions.append(
-                TracedRegion(label=part.label, kind=part.kind, real=real, parent=parent, unit=self.unit, inputs=(x.number,))
+                TracedRegion(
+                    label=part.label,
+                    kind=part.kind,
+                    real=real,
+                    parent=parent,
+                    unit=self.unit,
+                    inputs=(x.number,),
+                    gradient_inputs=(x.number,),
+                    gradients=part.inputs,
+                )
             )
         self.event("fwd_in", region)
         if not real:
@@ -190,6 +229,14 @@ class Machine:
                     self.release(storage)
                 self.release(gradient)
                 gradient = new
+            elif node.kind == "residual":
+                branch = self.back(node.inner, self.hold(gradient))
+                total = self.hold(Storage(self, gradient.size))
+                self.release(gradient)
+                self.release(branch)
+                gradient = total
+                if node.region >= 0:
+                    self.event("summed", node.region)
             elif node.kind == "start":
                 self.event("bwd_start", node.region)
             elif node.kind == "end":
@@ -201,7 +248,9 @@ class Machine:
             elif node.kind == "real C":
                 self.event("bwd_start", node.region)
                 inner = self.replay(node.region, node.inner)
+                kept = self.hold(gradient)
                 gradient = self.back(inner, gradient)
+                self.release(kept)
                 self.release(node.inner["replayed"])
                 self.release(node.inner["input"])
                 self.event("bwd_end", node.region)

@@ -24,6 +24,7 @@ from autotune.trial.survey.prices import PriceList
 from autotune.trial.survey.recorder import Mode, Recorder
 from autotune.trial.survey.report import Guard, SurveyReport, SwitchedSetting
 from autotune.trial.survey.switch import Switch, blocks_of
+from autotune.trial.survey.trace import Trace
 
 
 def attach(session: Any) -> None:
@@ -62,7 +63,6 @@ class Conductor:
         self._step_ms: dict[str, list[float]] = defaultdict(list)
         self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
         self._report: SurveyReport | None = None
-        self._timeline: Any = None
 
     # The trial's events
 
@@ -85,8 +85,6 @@ class Conductor:
 
     def start_step(self, step: int) -> None:
         """Agree on what this step is, and make it so."""
-        if not self._queue and self._report is None:
-            self._survey()
         self._current = self._agree(self._queue.pop(0))
         kind, boundary = self._current
         self._freezer.start_step(self._optimizer, self._configs)
@@ -113,7 +111,10 @@ class Conductor:
         self._phases[kind if kind != "switched" else f"switched {boundary.key}"].append(dict(iteration["phases"]))
         if kind == "interleaved":
             self._interleaved[boundary].append(max(self._gather(iteration["step_ms"])))
-        if self._report is not None and (not self._queue or self._queue[0] != self._current):
+        if self._report is None:
+            if not self._queue:
+                self._survey()
+        elif not self._queue or self._queue[0] != self._current:
             self._setting_done(kind, boundary)
         if self._report is not None and not self._queue:
             self._finish(step)
@@ -141,7 +142,8 @@ class Conductor:
         """Predict every setting on every rank and decide what to switch to."""
         began = time.perf_counter()
         by_bytes, *by_time = self._recorders
-        self._timeline = timeline = normalise(by_bytes.trace(self._session.rank))
+        trace = by_bytes.trace(self._session.rank)
+        timeline = normalise(trace)
         prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total)
         layers = max((len(timeline.layers_of_unit(unit)) for unit in {r.unit for r in timeline.regions}), default=0)
         found = self._gather((timeline.labels, layers, sorted(self._switch.unknown)))
@@ -187,10 +189,8 @@ class Conductor:
                 "units": by_bytes.units_total,
             },
         )
-        self._save_timeline()
+        self._save(trace)
         self._write()
-        if not self._queue:
-            self._queue = [("interleaved", self._base)]
 
     def _setting_done(self, kind: str, boundary: Boundary) -> None:
         assert self._report is not None
@@ -282,10 +282,10 @@ class Conductor:
         if self._session.rank == 0:
             write_atomically(Path(self._session.spec.folder) / "survey.json", dump_json(self._report))
 
-    def _save_timeline(self) -> None:
+    def _save(self, trace: Trace) -> None:
         folder = Path(self._session.spec.folder) / "survey"
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(self._timeline, indent=-1))
+        write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(trace, indent=-1))
 
 
 def _replaced(record: Any, **changes: Any) -> Any:

@@ -10,10 +10,11 @@ from autotune.boundary.boundary import Boundary
 from autotune.records import load_json, to_builtins
 from autotune.trial.record import RankRecord, TrialRecord
 from autotune.trial.spec import TrialSpec
+from autotune.trial.survey.normalise import normalise
 from autotune.trial.survey.phase_peaks import Predictor, SettingPeaks
 from autotune.trial.survey.plan import SurveyPlan, base_ladder
 from autotune.trial.survey.report import SurveyReport
-from autotune.trial.survey.timeline import Timeline
+from autotune.trial.survey.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +107,6 @@ def _rank_record(rank: int, phases: Mapping[str, int]) -> RankRecord:
 
 
 def predict_later(folder: Path, boundary: Boundary) -> dict[int, SettingPeaks]:
-    """Predict one more setting, by rank, from the timelines that a survey left in its folder."""
-    return {
-        timeline.rank: Predictor(timeline).predict(boundary)
-        for path in sorted((folder / "survey").glob("*.json"))
-        for timeline in (load_json(path, Timeline),)
-    }
+    """Predict one more setting, by rank, from the traces that a survey left in its folder."""
+    traces = (load_json(path, Trace) for path in sorted((folder / "survey").glob("*.json")))
+    return {trace.rank: Predictor(normalise(trace)).predict(boundary) for trace in traces}

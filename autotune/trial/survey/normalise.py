@@ -48,6 +48,7 @@ def normalise(trace: Trace) -> Timeline:
                 inputs=storages.known(traced.inputs),
                 outputs=storages.known(traced.outputs),
                 gradient_input_bytes=sum(trace.storage_bytes[s] for s in set(traced.gradient_inputs)),
+                gradients=traced.gradients,
                 retains=traced.retains,
                 forward_ms=traced.forward_ms,
                 first_pass_bytes=first_passes.get(number),

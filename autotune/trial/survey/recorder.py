@@ -287,7 +287,8 @@ class Recorder:
         if not self._bytes:
             return region, arguments
         self.regions[region].inputs = self._numbers(arguments)
-        self.regions[region].gradient_inputs = self._numbers([x for x in tensors_in(arguments) if x.requires_grad])
+        needing = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
+        self.regions[region].gradient_inputs, self.regions[region].gradients = self._numbers(needing), len(needing)
         return region, map_tensors(arguments, self._view_of(region))
 
     def _view_of(self, region: int) -> Callable[[Any], Any]:
@@ -298,6 +299,7 @@ class Recorder:
                 return tensor
             alias = self._marked_view(tensor, region)
             alias.register_hook(lambda _: self._event(t.BACKWARD_END, region))
+            tensor.register_hook(lambda _: self._event(t.SUMMED, region))
             return alias
 
         return view

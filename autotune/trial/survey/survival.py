@@ -16,11 +16,13 @@ The same walk fits the floors of a recorded base (``normalise.py``) and predicts
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autotune.boundary.boundary import Boundary
+from autotune.trial.survey.call_sites import LAYER
 from autotune.trial.survey.timeline import (
     BACKWARD_END,
     BACKWARD_OUT,
@@ -30,6 +32,7 @@ from autotune.trial.survey.timeline import (
     FORWARD_OUT,
     MODEL_OUT,
     RESTORE,
+    SUMMED,
     UNIT_IN,
     Kind,
     Timeline,
@@ -47,10 +50,13 @@ class Group:
     kind: Kind
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    kept_output_bytes: int
+    kept_outputs: tuple[int, ...]
     """Recomputed outputs that nothing inside saves: the checkpoint keeps them alive while its gradient is computed."""
+    kept_gradient_bytes: int
+    """Gradients of a layer's outputs, which its checkpoint's backward keeps to its end; without one they are summed into."""
     retained_key: int | None
     retained_bytes: int
+    """Inputs of a recomputed graph that a module keeps beyond the step; their gradients are kept beside, as large again."""
 
 
 class Index:
@@ -70,10 +76,28 @@ class Index:
                 region = timeline.regions[region].parent
         for region_ in timeline.regions:
             self.unit_storages[region_.unit].update(region_.inputs, region_.outputs)
-        self._kept_output_bytes = [
-            sum(timeline.storage_bytes[storage] for storage in set(region.outputs) - saved_within[number])
+        self._kept_outputs = [
+            tuple(dict.fromkeys(storage for storage in region.outputs if storage not in saved_within[number]))
             for number, region in enumerate(timeline.regions)
         ]
+        self._saved_in: dict[int, set[int]] = defaultdict(set)
+        for entry in timeline.entries:
+            self._saved_in[entry.storage].add(entry.region)
+        made = {storage for region in timeline.regions if region.label != LAYER for storage in region.outputs}
+        self.sums = {
+            number
+            for number, region in enumerate(timeline.regions)
+            if region.gradients == 1
+            and region.parent >= 0
+            and timeline.regions[region.parent].label == LAYER
+            and not made.intersection(region.inputs)
+        }
+        """Regions after whose backward the gradients of a residual connection are summed: one input, of the layer's stream."""
+        self.following: dict[int, int] = {}
+        """The next layer of the same unit."""
+        for unit in {region.unit for region in timeline.regions}:
+            layers = timeline.layers_of_unit(unit)
+            self.following.update(itertools.pairwise(layers))
         self.batch_of_unit: dict[int, list[int]] = defaultdict(list)
         for storage, unit in timeline.batch_storages:
             self.batch_of_unit[unit].append(storage)
@@ -85,6 +109,21 @@ class Index:
                 self.forward_in[moment.region] = number
             elif moment.kind == FORWARD_OUT:
                 self.forward_out[moment.region] = number
+
+    def consumed(self, inner: int, outer: int) -> tuple[int, ...]:
+        """Inputs that an inner region shares with one around it and that nothing outside saves.
+
+        When the inner one's backward is over they are free, but for the outer one's checkpoint.
+        """
+        regions = self.timeline.regions
+        shared = set(regions[inner].inputs).intersection(regions[outer].inputs)
+        return tuple(s for s in shared if self._saved_in[s] and all(self.is_inside(r, outer) for r in self._saved_in[s]))
+
+    def is_inside(self, region: int, outer: int) -> bool:
+        """Whether a region is another one or within it."""
+        while region >= 0 and region != outer:
+            region = self.timeline.regions[region].parent
+        return region == outer
 
     def groups(self, boundary: Boundary) -> list[Group]:
         """The checkpoint calls that a setting makes in this step, in no particular order."""
@@ -106,15 +145,17 @@ class Index:
     def _group(self, first: int, last: int, members: tuple[int, ...]) -> Group:
         regions = self.timeline.regions
         retains = regions[first].kind == "C" and any(regions[i].retains for i in members)
+        whole_layer = regions[last].label == LAYER and regions[last].outputs
         return Group(
             first=first,
             last=last,
             kind=regions[first].kind,
             inputs=regions[first].inputs,
             outputs=regions[last].outputs,
-            kept_output_bytes=self._kept_output_bytes[last],
+            kept_outputs=self._kept_outputs[last],
+            kept_gradient_bytes=self.timeline.storage_bytes[regions[last].outputs[0]] if whole_layer else 0,
             retained_key=regions[first].ordinal if retains else None,
-            retained_bytes=2 * regions[first].gradient_input_bytes if retains else 0,
+            retained_bytes=regions[first].gradient_input_bytes if retains else 0,
         )
 
 
@@ -149,9 +190,13 @@ class Survival:
         self._holders = [0] * len(self._sizes)
         self._vanished = [0] * len(self._sizes)
         self._held_bytes = 0
-        self._kept_outputs_bytes = 0
+        self._kept: dict[int, int] = {}
         self._retained: dict[int, int] = {}
+        self._flowing: list[tuple[int, int]] = []
+        self._retained_storages: set[int] = set()
         self._passes: list[_Pass] = []
+        self._summed: set[int] = set()
+        self._consumed: set[int] = set()
         groups = index.groups(boundary)
         self._by_first = {group.first: group for group in groups}
         self._by_last = {group.last: group for group in groups}
@@ -159,7 +204,9 @@ class Survival:
         self._retaining = {group.first for group in retaining}
         for group in retaining:  # Kept since the step before: steady state.
             assert group.retained_key is not None
-            self._retained[group.retained_key] = group.retained_bytes
+            self._retained[group.retained_key] = 2 * group.retained_bytes
+        self._kept_bytes = 0
+        self._retained_total_bytes = sum(self._retained.values())
 
     def _innermost_retaining(self, groups: list[Group]) -> list[Group]:
         """The graph of an inner checkpoint ends at its own inputs, so an outer one around it keeps nothing more."""
@@ -177,7 +224,7 @@ class Survival:
     @property
     def total_bytes(self) -> int:
         """Everything that hangs on the setting, now."""
-        return self._held_bytes + self._kept_outputs_bytes + sum(self._retained.values())
+        return self._held_bytes + self._kept_bytes + self._retained_total_bytes
 
     def before(self, number: int) -> None:
         """The interval that ends at a moment: its tensors are saved, its peak is reached."""
@@ -195,23 +242,20 @@ class Survival:
             group = self._by_last.get(region)
             if group is not None and group.kind == "C":
                 self._restore(group, number, phase)
-                self._kept_outputs_bytes += group.kept_output_bytes
+                self._keep(group)
             elif group is not None and self._timeline.restore_shares_storage:
-                self._kept_outputs_bytes += group.kept_output_bytes
+                self._keep(group)
         elif kind == RESTORE:
             group = self._by_last.get(region)
             if group is not None:
                 self._restore(group, number, phase)
                 if not self._timeline.restore_shares_storage:
-                    self._kept_outputs_bytes += group.kept_output_bytes
+                    self._keep(group)
         elif kind == BACKWARD_END:
-            group = self._by_first.get(region)
-            if group is not None:
-                self._kept_outputs_bytes -= group.kept_output_bytes
-                for storage in group.inputs:
-                    self._drop(storage)
-                if region in self._retaining and group.retained_key is not None:
-                    self._retained[group.retained_key] = group.retained_bytes
+            self._backward_end(region)
+        elif kind == SUMMED:
+            if region in self._index.sums:
+                self._gradients_summed(self._timeline.regions[region].parent)
         elif kind == UNIT_IN:
             for storage in self._index.batch_of_unit.get(unit, ()):
                 self._add(storage)
@@ -221,6 +265,62 @@ class Survival:
         elif kind == BACKWARD_OUT:
             for storage in self._index.unit_storages.get(unit, ()):
                 self._clear(storage)
+            self._retained_storages -= self._index.unit_storages.get(unit, set())
+            self._gradients_summed(-1)
+
+    def _keep(self, group: Group) -> None:
+        """Outputs that a checkpoint's backward keeps until it ends.
+
+        A restored output (kind W) that is also the input of a kept graph is one and the same and counts there.
+        """
+        own = self._retained_storages if group.kind == "W" else ()
+        self._keep_bytes(group, sum(self._sizes[storage] for storage in group.kept_outputs if storage not in own))
+
+    def _keep_bytes(self, group: Group, size_bytes: int) -> None:
+        self._kept[group.first] = self._kept.get(group.first, 0) + size_bytes
+        self._kept_bytes += size_bytes
+
+    def _keep_inputs(self, region: int) -> None:
+        outer = self._timeline.regions[region].parent
+        while outer >= 0:
+            group = self._by_first.get(outer)
+            if group is not None and group.kind == "C":
+                for storage in self._index.consumed(region, outer):
+                    if storage not in self._consumed:
+                        self._consumed.add(storage)
+                        self._keep_bytes(group, self._sizes[storage])
+            outer = self._timeline.regions[outer].parent
+
+    def _backward_end(self, region: int) -> None:
+        self._keep_inputs(region)
+        group = self._by_first.get(region)
+        if group is None:
+            return
+        self._kept_bytes -= self._kept.pop(region, 0)
+        for storage in group.inputs:
+            self._drop(storage)
+        if region in self._retaining and group.retained_key is not None:
+            self._retain(group.retained_key, group.retained_bytes)
+            self._flowing.append((group.retained_key, group.retained_bytes))
+            self._retained_storages.update(group.inputs)
+
+    def _gradients_summed(self, layer: int) -> None:
+        """A layer's gradient has been added to that of its branch, into another tensor; who still holds it keeps it now.
+
+        That is the backward of the layer's checkpoint, or a kept graph: the gradient of its input is the tensor that flowed on.
+        """
+        for key, size in self._flowing:
+            self._retain(key, 2 * size)
+        self._flowing.clear()
+        group = self._by_last.get(layer)
+        if group is not None and layer not in self._summed:
+            self._summed.add(layer)
+            if self._index.following.get(layer, -1) not in self._retaining:
+                self._keep_bytes(group, group.kept_gradient_bytes)
+
+    def _retain(self, key: int, size_bytes: int) -> None:
+        self._retained_total_bytes += size_bytes - self._retained.get(key, 0)
+        self._retained[key] = size_bytes
 
     def _forward(self, number: int, rise_bytes: int = 0) -> None:
         kind, region, _, phase, _, _ = self._timeline.moments[number]
@@ -229,8 +329,6 @@ class Survival:
                 self._add(storage)
             group = self._by_first.get(region)
             if group is not None:
-                if group.retained_key is not None:
-                    self._retained.pop(group.retained_key, None)
                 self._passes.append(_Pass(group, rise_bytes + self._level_floor[number] + self.total_bytes))
         elif kind == FORWARD_OUT:
             if region not in self._by_first:  # A checkpoint goes on holding its inputs.
@@ -247,6 +345,8 @@ class Survival:
     def _end_pass(self, region: int, phase: str) -> None:
         """What the pass saved is taken back: it ran without gradients."""
         done = self._passes.pop()
+        if done.group.retained_key is not None:  # Overwritten somewhere in this pass.
+            self._retain(done.group.retained_key, 0)
         outer, self._passes = self._passes, []
         for undo, storage in reversed(done.undo):
             undo(storage)

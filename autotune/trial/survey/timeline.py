@@ -17,6 +17,8 @@ Kind = Literal["C", "W"]
 UNIT_IN, FORWARD_IN, FORWARD_END, FORWARD_OUT, DISCARD = "unit_in", "fwd_in", "fwd_end", "fwd_out", "discard"
 MODEL_OUT, UNIT_OUT = "model_out", "unit_out"
 BACKWARD_IN, BACKWARD_START, RESTORE, BACKWARD_END, BACKWARD_OUT = "bwd_in", "bwd_start", "restore", "bwd_end", "bwd_out"
+SUMMED = "summed"
+"""The gradient of a region's input is complete, with what came by a residual connection."""
 MARK = "mark"
 
 
@@ -60,6 +62,8 @@ class Region:
     outputs: tuple[int, ...] = ()
     gradient_input_bytes: int = 0
     """Bytes of the inputs that need a gradient."""
+    gradients: int = 0
+    """How many input tensors need a gradient."""
     retains: bool = False
     """A tensor made inside, with its graph, is kept by a module after the step (``retained.py``)."""
     forward_ms: float | None = None

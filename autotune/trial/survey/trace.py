@@ -45,6 +45,8 @@ class TracedRegion:
     outputs: tuple[int, ...] = ()
     replayed_outputs: tuple[int, ...] = ()
     gradient_inputs: tuple[int, ...] = ()
+    gradients: int = 0
+    """How many input tensors need a gradient; several may share a storage."""
     retains: bool = False
     forward_ms: float | None = None
 
