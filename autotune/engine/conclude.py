@@ -20,9 +20,10 @@ from autotune.search.certificate import at_risk, certificate
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost, TrialSummary
 from autotune.search.proposal import Sampler, Stop
-from autotune.trial.backends.base import TrialBackend
+from autotune.trial.backends.base import TrialBackend, TrialRequest
 from autotune.trial.backends.replay import ReplayBackend
 from autotune.trial.verdict import Verdict, judge
+from autotune.units import format_gb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ def conclude(end: Conclusion) -> Recommendation:
             answer,
             why_open=lambda boundary: end.backend.lacks(boundary, 0) if kind != "predicted" else None,
             posterior=_posterior(end.sampler),
+            remark=lambda boundary: _on_record(end, boundary),
         ),
         at_risk=at_risk(candidates, evidence, answer),
         open=opened,
@@ -95,6 +97,22 @@ def conclude(end: Conclusion) -> Recommendation:
         workload_source=to_builtins(end.prepared.workload.source),
         revisions=stack,
     )
+
+
+def _on_record(end: Conclusion, boundary: Boundary) -> str | None:
+    """What a replayed table holds of a boundary that was not played, because a rule says that it is another or does nothing."""
+    if boundary in end.evidence.verdicts or not isinstance(end.backend, ReplayBackend) or boundary not in end.backend.table.runs:
+        return None
+    records = [
+        end.backend.run(
+            TrialRequest(number=-1, boundary=boundary, workload_digest="", world_size=_world_size(end), run_index=index)
+        )
+        for index in range(len(end.backend.runs(boundary)))
+    ]
+    verdict = judge(records, end.evidence.settings)
+    bound = verdict.peak_is_lower_bound and verdict.peak_bytes is not None
+    peak = f"; its peak of {format_gb(verdict.peak_bytes)} is a lower bound" if bound and verdict.peak_bytes is not None else ""
+    return f"recorded: {verdict.reason}{peak}"
 
 
 def _context_only(end: Conclusion) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from autotune.boundary.boundary import Boundary
 from autotune.engine.request import Request
 from autotune.errors import NoBoundaryError, RequestError
 from autotune.ledger.prediction import Coverage
@@ -88,6 +89,22 @@ def refuse_invalid_setting(overrides: Sequence[str], workload: Workload, candida
     if found is not None and found.status == "invalid":
         path, _, value = given[-1].partition("=")
         raise RequestError(path, value, found.reason, "autotune plan without it shows what can be set")
+
+
+def with_recorded(prepared: Prepared, boundaries: Iterable[Boundary]) -> Prepared:
+    """Add boundaries that a table has and the space has not (a label without a site among them, say), each with its status."""
+    from autotune.boundary.check import Checker
+    from autotune.search.space import candidate_of
+
+    present = {candidate.boundary for candidate in prepared.candidates}
+    checker = Checker.of(prepared.workload, prepared.architecture)
+    extra: list[Candidate] = []
+    for boundary in sorted(set(boundaries) - present, key=lambda b: b.key):
+        candidate = candidate_of(checker.check(boundary), len(present) + len(extra))
+        if candidate.status != "invalid":
+            candidate = replace(candidate, prediction=prepared.ledger.predict(boundary))
+        extra.append(candidate)
+    return replace(prepared, candidates=(*prepared.candidates, *extra))
 
 
 def workload_digest(workload: Workload) -> str:

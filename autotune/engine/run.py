@@ -11,7 +11,7 @@ from autotune.engine.backends import Choice, choose
 from autotune.engine.conclude import Conclusion, conclude
 from autotune.engine.events import Event, OnEvent, ignore
 from autotune.engine.plan import plan_of
-from autotune.engine.prepare import Prepared, prepare, refuse_below_states
+from autotune.engine.prepare import Prepared, prepare, refuse_below_states, with_recorded
 from autotune.engine.request import Request
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import SearchLoop
@@ -20,6 +20,7 @@ from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Recommendation
 from autotune.search.proposal import Sampler, Stop
 from autotune.trial.backends.base import TrialBackend
+from autotune.trial.backends.replay import ReplayBackend
 from autotune.trial.gates import GateSettings
 
 
@@ -43,7 +44,9 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
         prepared = prepare(request, variant="stand_in")
     backend = open_backend(choice.name, request, prepared)
     try:
-        if backend.name != "replay":
+        if isinstance(backend, ReplayBackend):
+            prepared = with_recorded(prepared, backend.table.runs)
+        else:
             refuse_below_states(prepared, request.mem_target_bytes)
         return _search(request, prepared, backend, choice, on_event)
     finally:
@@ -53,7 +56,6 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
 def open_backend(name: str, request: Request, prepared: Prepared) -> TrialBackend:
     """The backend object of a choice."""
     if name == "replay":
-        from autotune.trial.backends.replay import ReplayBackend
         from autotune.trial.backends.tables import load_table
 
         return ReplayBackend(load_table(cast(str, request.evidence)))
@@ -142,7 +144,7 @@ def make_sampler(request: Request, prepared: Prepared, backend: TrialBackend, ev
         from autotune.search.planner import Planner
 
         # A study somebody wrote down is read whole; a truth table stands for launches that cost something.
-        exhaust = backend.free and not getattr(getattr(backend, "table", None), "complete", False)
+        exhaust = isinstance(backend, ReplayBackend) and not backend.table.complete
         return Planner(prepared.candidates, evidence, backend.lacks, seed=request.seed, exhaust=exhaust)
     from autotune.search.optuna_samplers import OptunaSampler
 

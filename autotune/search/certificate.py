@@ -27,6 +27,7 @@ def certificate(
     *,
     why_open: Callable[[Boundary], str | None] = lambda boundary: None,
     posterior: Callable[[Boundary], float | None] = lambda boundary: None,
+    remark: Callable[[Boundary], str | None] = lambda boundary: None,
 ) -> tuple[CertificateRow, ...]:
     """Rows for all candidates cheaper than the answer (all candidates where there is none), in the candidates' order.
 
@@ -35,6 +36,7 @@ def certificate(
         evidence: What trials showed.
         answer: The recommended boundary.
         why_open: Why a candidate without a verdict could not be tried, where that is so.
+        remark: What is on record of a candidate that is ruled out all the same.
         posterior: Probability of fitting after the trials; the prediction's own interval is used where it is None.
     """
     rows = []
@@ -47,7 +49,8 @@ def certificate(
         if verdict is not None:
             rows.append(_tried(candidate, verdict, evidence, answer))
         elif candidate.status in _RULED:
-            rows.append(_row(candidate, _RULED[candidate.status], candidate.reason or candidate.status.replace("_", " ")))
+            reason = candidate.reason or candidate.status.replace("_", " ")
+            rows.append(_row(candidate, _RULED[candidate.status], "; ".join(filter(None, (reason, remark(boundary))))))
         elif answer is None or evidence.cost_ms(boundary) < answer_cost:
             rows.append(_untried(candidate, evidence, answer, why_open(boundary), posterior(boundary)))
     return tuple(rows)
