@@ -337,7 +337,7 @@ def _take_any_revision() -> None:
 
     pinned = AutoBridge.from_hf_pretrained.__func__
 
-    def from_hf_pretrained(cls: Any, path: Any, **kwargs: Any) -> Any:
+    def from_hf_pretrained(cls: Any, /, path: Any, **kwargs: Any) -> Any:
         kwargs.pop("revision", None)
         return pinned(cls, path, **kwargs)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
@@ -27,7 +26,7 @@ def resolve_workload(reference: str, *, overrides: Sequence[str] = ()) -> Worklo
 
     Args:
         reference: Alias of the catalog, a Bridge recipe function's name, ``module:function``, a workload file (JSON or
-            YAML), or a Hugging Face ``config.json``.
+            YAML), a Hugging Face ``config.json``, or ``megatron_args:FILE`` with Megatron-LM arguments.
         overrides: Hydra-form overrides, after the catalog's own ones for a trial.
 
     Returns:
@@ -37,9 +36,9 @@ def resolve_workload(reference: str, *, overrides: Sequence[str] = ()) -> Worklo
         RequestError: Nothing of that name (names the nearest), a bad file, a bad override, or an impossible layout.
     """
     if _is_path(reference):
-        from autotune.workload.files import read_workload_file
+        from autotune.workload.files import read_file
 
-        return validate(read_workload_file(Path(reference), overrides))
+        return validate(read_file(reference, overrides))
     entry = catalog.find(reference)
     if entry is not None:
         return validate(_from_catalog(entry, reference, overrides))
