@@ -77,11 +77,17 @@ def _lines(result: PlanResult, usable: Sequence[PlanRow], choice: PlanRow | None
         at_risk = [boundary_name(boundary_of(row.boundary)) for row in usable if row.at_risk]
         lines.append(("cheapest that fits", _choice(choice)))
         lines.append(("at risk", "; ".join(at_risk) or "none"))
-    lines += [("labels", note) for note in result.boundary_notes]
+    lines.append(("labels offered", ", ".join(_offered(usable)) or "none"))
+    lines += [("", note) for note in result.boundary_notes]
     lines.append(("wall", wall_text(to_builtins(result.wall))))
     coverage = "everything in this workload" if result.coverage.covered else "; ".join(result.coverage.reasons)
     lines.append(("ledger covers" if result.coverage.covered else "not covered", coverage))
     return tuple(lines)
+
+
+def _offered(usable: Sequence[PlanRow]) -> list[str]:
+    """Labels that have an effect of their own, alone or with others, by name."""
+    return sorted({label for row in usable for label in boundary_of(row.boundary).modules})
 
 
 def _choice(choice: PlanRow | None) -> str:
