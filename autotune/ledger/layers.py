@@ -48,12 +48,12 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
             [region for block in blocks for region in block.regions],
         ),
         tuple(param for block in blocks for param in block.params),
-        captured=_captured(ctx, kind),
+        captured=is_captured(ctx, kind),
     )
 
 
-def _captured(ctx: Context, kind: LayerKind) -> bool:
-    """Whether the whole layer lies in a captured scope.
+def is_captured(ctx: Context, kind: LayerKind) -> bool:
+    """Whether the whole layer (or half, where the kind is one) lies in a captured scope.
 
     Source: transformer/cuda_graph_config.py and transformer_layer.py at 24bad8e6: scope names attn, mamba, mlp, moe; no scope
     names at all means whole layers. A hybrid layer is one mixer or one MLP, so a scope covers it whole.

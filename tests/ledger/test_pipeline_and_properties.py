@@ -96,6 +96,16 @@ def test_captured_layers_stay_in_the_pool_and_checkpoints_inside_do_nothing() ->
     assert "attention" not in phase(control, "after_capture", "loss").terms
 
 
+def test_a_scope_may_capture_half_a_layer() -> None:
+    graphs = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ("attn",)}
+    prediction = Ledger(small("moe", features=graphs)).predict(Boundary.selective())
+    before, after = phase(prediction, "steady", "loss").terms, phase(prediction, "after_capture", "loss").terms
+    assert "attention" not in after
+    assert after["moe"] == before["moe"]
+    assert after["graph_pool"] == before["attention"] + 2 * (2 * H + 4 * 128)  # input, norm output and its statistics
+    assert phase(prediction, "steady", "loss").peak_bytes == phase(prediction, "after_capture", "loss").peak_bytes
+
+
 def test_discarded_outputs_leave_the_pool_too() -> None:
     graphs = {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ("attn", "moe")}
     ledger = Ledger(small("moe", features=graphs))
