@@ -74,6 +74,8 @@ _TENSORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "all_gather": (("tensor",), ("tensor_list",)),
     "all_gather_into_tensor": (("input_tensor",), ("output_tensor",)),
     "_all_gather_base": (("input_tensor",), ("output_tensor",)),
+    "all_gather_single": (("input_tensor",), ("output_tensor",)),  # Newer names of the two above and below.
+    "reduce_scatter_single": (("input",), ("output",)),
     "reduce_scatter": (("input_list",), ("output",)),
     "reduce_scatter_tensor": (("input",), ("output",)),
     "_reduce_scatter_base": (("input",), ("output",)),
@@ -84,6 +86,7 @@ _TENSORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "send": (("tensor",), ()),
     "recv": ((), ("tensor",)),
 }
+_inside = [False]
 _OBJECTS = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "barrier", "monitored_barrier")
 
 
@@ -109,6 +112,8 @@ def _staged(name: str, real: Callable[..., Any], counter: Counter) -> Callable[.
 
     @functools.wraps(real)
     def collective(*arguments: Any, **keywords: Any) -> Any:
+        if _inside[0]:  # Torch's older names call its newer ones.
+            return real(*arguments, **keywords)
         bound = signature.bind(*arguments, **keywords)
         call = bound.arguments
         wait_later = bool(call.pop("async_op", False))
@@ -119,7 +124,11 @@ def _staged(name: str, real: Callable[..., Any], counter: Counter) -> Callable[.
             targets = {key: call[key] for key in writes if call.get(key) is not None}
             for key in (*reads, *targets):
                 call[key] = _copy(call.get(key))
-            result = real(*bound.args, **bound.kwargs)
+            _inside[0] = True
+            try:
+                result = real(*bound.args, **bound.kwargs)
+            finally:
+                _inside[0] = False
             for key, target in targets.items():
                 _write_back(target, call[key], divisor)
         return _Done() if wait_later else (result if name == "recv" else None)

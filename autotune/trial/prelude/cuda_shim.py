@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from autotune.trial.prelude.allocator import Counter
 
@@ -108,29 +110,25 @@ def install(counter: Counter, capacity_bytes: int | None = None) -> None:
     _loader(counter)
 
 
-_DEFAULT_DEVICES = [False]
-"""For each open ``with torch.device(...)``: whether it names a GPU."""
+def _default_is_gpu() -> bool:
+    """Whether the innermost open ``with torch.device(...)`` names a GPU."""
+    if torch._C._len_torch_function_stack() == 0:
+        return False
+    for mode in reversed(_get_current_function_mode_stack()):
+        if isinstance(mode, DeviceContext):
+            return bool(mode.names_gpu)
+    return False
 
 
 def _factories(counter: Counter) -> None:
     """Cuda devices become the CPU, counted; without a device the result is host memory."""
-    from torch.utils._device import DeviceContext
-
-    real_init, real_enter, real_exit = DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__
+    real_init = DeviceContext.__init__
 
     def init(self: Any, device: Any) -> None:
         self.names_gpu = is_cuda_device(device)
         real_init(self, _CPU if self.names_gpu else device)
 
-    def enter(self: Any) -> Any:
-        _DEFAULT_DEVICES.append(self.names_gpu)
-        return real_enter(self)
-
-    def leave(self: Any, *arguments: Any) -> Any:
-        _DEFAULT_DEVICES.pop()
-        return real_exit(self, *arguments)
-
-    DeviceContext.__init__, DeviceContext.__enter__, DeviceContext.__exit__ = init, enter, leave
+    DeviceContext.__init__ = init
 
     def made(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -139,7 +137,7 @@ def _factories(counter: Counter) -> None:
             if is_cuda_device(device):
                 keywords["device"] = _CPU
                 return real(*arguments, **keywords)
-            if keywords.get("out") is not None or (device is None and _DEFAULT_DEVICES[-1]):
+            if keywords.get("out") is not None or (device is None and _default_is_gpu()):
                 return real(*arguments, **keywords)
             with counter.paused():
                 return real(*arguments, **keywords)
