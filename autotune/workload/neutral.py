@@ -59,6 +59,7 @@ NEUTRAL: Mapping[str, str] = {
     "persistent_workers": _DATA,
     "tokenizer_model": "its vocabulary size is what is read",
     "tokenizer_type": "its vocabulary size is what is read",
+    "use_tokenizer_vocab_size": "whose vocabulary the model takes; the finalised size is what is read",
     # Numbers inside a computation
     "autocast_dtype": "autocast is off unless autocast_enabled",
     "moe_aux_loss_coeff": _SCALAR,
