@@ -20,6 +20,7 @@ from autotune.trial.survey.timeline import (
     FORWARD_IN,
     FORWARD_OUT,
     RESTORE,
+    SUMMED,
     Entry,
     Moment,
     Region,
@@ -104,16 +105,37 @@ def _first_pass_bytes(trace: Trace) -> dict[int, int]:
     return found
 
 
+def _inner_sums_first(trace: Trace) -> list[Event]:
+    """A region's input may be that of one around it, and both hooks hang on one tensor: the inner sum comes first.
+
+    The two names change places, not the levels.
+    """
+    events = list(trace.events)
+    for number in range(1, len(events)):
+        place = number
+        while place > 0 and events[place].kind == SUMMED and events[place - 1].kind == BACKWARD_END:
+            inner, outer = events[place], events[place - 1]
+            parent = trace.regions[inner.region].parent
+            while parent >= 0 and parent != outer.region:
+                parent = trace.regions[parent].parent
+            if parent != outer.region:
+                break
+            events[place - 1] = outer._replace(kind=inner.kind, region=inner.region)
+            events[place] = inner._replace(kind=outer.kind, region=outer.region)
+            place -= 1
+    return events
+
+
 class _Reorder:
     """Puts the events into canonical order; ``position`` maps each kept event's index to its moment's."""
 
     def __init__(self, trace: Trace) -> None:
-        self._events = trace.events
+        self._events = _inner_sums_first(trace)
         self._real = {number for number, region in enumerate(trace.regions) if region.real}
         self._replays: dict[int, tuple[int, int]] = {}
         self._last_end: dict[int, int] = {}
         begun: dict[int, int] = {}
-        for number, event in enumerate(trace.events):
+        for number, event in enumerate(self._events):
             if event.kind == REPLAY_IN:
                 begun[event.region] = number
             elif event.kind == REPLAY_OUT:
