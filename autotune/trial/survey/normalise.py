@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from autotune.trial.survey.survival import Index, Survival
+from autotune.trial.survey.index import Index
+from autotune.trial.survey.survival import Survival
 from autotune.trial.survey.timeline import (
     BACKWARD_END,
     BACKWARD_OUT,

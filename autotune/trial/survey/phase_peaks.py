@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
-from autotune.trial.survey.survival import Index, Survival
+from autotune.trial.survey.index import Index
+from autotune.trial.survey.survival import Survival
 from autotune.trial.survey.timeline import Timeline
 
 
