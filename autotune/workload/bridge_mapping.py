@@ -118,6 +118,9 @@ def _derive(record: dict[str, dict[str, Any]], answer: Mapping[str, Any], sectio
     if not record["optimizer"].get("use_megatron_fsdp"):
         # Only FSDP reads the strategy (distributed/fsdp/mcore_fsdp_adapter.py); recipes set it without using it.
         record["optimizer"]["data_parallel_sharding_strategy"] = "no_shard"
+    if model.get("position_embedding_type") == "learned_absolute":
+        # models/gpt_provider.py:provide hands the sequence length to GPTModel as max_sequence_length.
+        record["model"]["max_position_embeddings"] = record["train"]["seq_length"]
     if model.get("activation_func") is None:
         record["model"]["activation_func"] = "gelu"
 

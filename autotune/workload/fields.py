@@ -12,7 +12,8 @@ Home = tuple[str, str]
 
 _NOT_OF_BRIDGE: Mapping[str, frozenset[str]] = {
     "parallel": frozenset({"world_size", "num_distributed_optimizer_instances"}),
-    "features": frozenset({"peft", "mlp_chunks_for_training"}),
+    "model": frozenset({"max_position_embeddings"}),
+    "features": frozenset({"peft", "mlp_chunks_for_training", "overlap_p2p_communication_warmup_flush"}),
     "precision": frozenset({"grad_dtype"}),
 }
 _MODEL_SECTIONS = {"model": Model, "parallel": Parallel, "precision": Precision, "features": Features}
@@ -32,6 +33,7 @@ def _homes() -> dict[str, Home]:
             if field.name not in _NOT_OF_BRIDGE.get(section, ()):
                 homes[f"model.{field.name}"] = (section, field.name)
     homes["model.mlp_chunks_for_training"] = ("features", "mlp_chunks_for_training")
+    homes["model.overlap_p2p_comm_warmup_flush"] = ("features", "overlap_p2p_communication_warmup_flush")
     homes["model.cuda_graph_scope"] = ("features", "cuda_graph_modules")  # its name before Megatron Core 0.19
     homes |= {f"mixed_precision.{name}": ("precision", name) for name in _PRECISION_BY_MIXED}
     homes["mixed_precision.fp8_param_gather"] = ("precision", "fp8_param")

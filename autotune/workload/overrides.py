@@ -136,10 +136,10 @@ def _set_vocabulary(record: Record, value: Any, bridge: bool) -> None:
 
 def _unknown(override: Override) -> RequestError:
     known = set(known_paths()) | set(HOMES) | set(LAUNCHER_PATHS) | set(RECOMPUTE_PATHS)
-    near = get_close_matches(override.path, known, n=1, cutoff=0.6)
-    if not near:
-        last = override.path.rpartition(".")[2]
-        near = [path for path in sorted(known) if path.rpartition(".")[2] == last][:1]
+    last = override.path.rpartition(".")[2]
+    # The right name in the wrong section first (those with a home before the rest), then what is spelled alike.
+    near = sorted((path for path in known if path.rpartition(".")[2] == last), key=lambda path: (path not in HOMES, path))
+    near = near or get_close_matches(override.path, known, n=1, cutoff=0.6)
     way_out = f"did you mean {near[0]}?" if near else "paths begin with model, train, optimizer, ddp, mixed_precision ..."
     return RequestError(override.path, override.value, "no configuration field of that name", way_out)
 
