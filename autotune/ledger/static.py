@@ -101,7 +101,8 @@ def static_bytes(
             moments += _state_bytes(ctx, param, shards, 4)
         else:
             moments += _state_bytes(ctx, param, shards, widths.exp_avg) + _state_bytes(ctx, param, shards, widths.exp_avg_sq)
-        copies += _state_bytes(ctx, param, shards, widths.grad_copy)
+        # copies live for a moment: they are cut from blocks that activations have left
+        copies += round(param.numel * widths.grad_copy / shards)
     if optimizer.optimizer_cpu_offload:
         # hybrid_optimizer.py:HybridDeviceOptimizer keeps state, fp32 copies and gradients of the offloaded share on the host
         here = 1 - optimizer.optimizer_offload_fraction
@@ -115,6 +116,7 @@ def static_bytes(
 
     always["workspaces"] = _workspace_bytes(ctx, has_head=has_head, has_moe=has_moe)
     always["workspaces"] += _global_buffer_bytes(ctx, has_head=has_head, has_moe=has_moe)
+    always["workspaces"] += _rotary_bytes(ctx, params)
     # get_batch makes a [b, 1, s, s] mask of bools; it dies with the forward step unless a checkpoint has it as its input
     mask = s.batch * workload.train.seq_length * s.sequence if workload.train.create_attention_mask_in_dataloader else 0
     if in_flight_deferred:
@@ -142,12 +144,25 @@ class _StateWidths:
 
 
 def _state_bytes(ctx: Context, param: Param, shards: int, width: int) -> int:
-    """Bytes of one optimizer state over the shard, blocks that the allocator does not split included."""
+    """Bytes of one lasting optimizer state over the shard, blocks that the allocator does not split included."""
     if not width:
         return 0
     one = math.prod(param.shape) * width
     waste = unsplit_bytes(one, expandable_segments=ctx.stack.expandable_segments or ctx.stand_in)
     return round(param.copies * (one + waste) / shards)
+
+
+def _rotary_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
+    """Cached rotary frequencies in fp32: one table for the network; MLA has one in each layer.
+
+    Source: rotary_pos_embedding.py:RotaryEmbedding.forward (lru_cache), multi_latent_attention.py:MultiLatentAttention.__init__
+    at 24bad8e6.
+    """
+    model, s = ctx.workload.model, ctx.sizes
+    mla_layers = sum(param.name == "mla.kv_down" for param in params)
+    if mla_layers:
+        return 4 * s.sequence * model.qk_pos_emb_head_dim * mla_layers
+    return 4 * s.sequence * s.head_dim if model.position_embedding_type in ("rope", "yarn", "mrope") else 0
 
 
 def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
