@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import RequestError
@@ -140,7 +140,7 @@ VALUES = st.recursive(
         st.text(alphabet=st.characters(exclude_categories=["C", "Z"]), min_size=1),
     ),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner)),
-    max_leaves=8,
+    max_leaves=5,
 )
 
 
@@ -160,6 +160,7 @@ def written(value: object) -> str:
 
 
 @given(VALUES)
+@settings(max_examples=50)
 def test_value_round_trip(value: object) -> None:
     assert parse_value(written(value), "x") == value
 
