@@ -23,6 +23,8 @@ class StaticBytes:
 
     always: dict[str, int]
     """From construction on: weights, gradient buffer, master weights, workspaces."""
+    in_schedule: dict[str, int]
+    """While micro batches run, until the schedule ends: embedding weight gradients that are deferred."""
     after_backward: dict[str, int]
     """From the first backward on: cached dummy weight gradients, the workspace of autograd's thread."""
     after_step: dict[str, int]
@@ -71,7 +73,7 @@ def static_bytes(
         in_flight_deferred: Micro batches whose embedding weight gradient is deferred here.
     """
     workload, s = ctx.workload, ctx.sizes
-    optimizer, precision, features = workload.optimizer, workload.precision, workload.features
+    optimizer, precision = workload.optimizer, workload.precision
     params = tuple(params)
     total = sum(p.numel for p in params)
     dense_shards, expert_shards = shard_sizes(workload)
@@ -119,14 +121,13 @@ def static_bytes(
     always["workspaces"] += _rotary_bytes(ctx, params)
     # get_batch makes a [b, 1, s, s] mask of bools; it dies with the forward step unless a checkpoint has it as its input
     mask = s.batch * workload.train.seq_length * s.sequence if workload.train.create_attention_mask_in_dataloader else 0
+    in_schedule: dict[str, int] = {}
     if in_flight_deferred:
-        always["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
-    dummies = 0
-    if features.gradient_accumulation_fusion and features.transformer_impl != "local" and not ctx.stand_in:
-        shapes = {p.shape for p in params if p.gemm} | ({(s.vocab, s.hidden)} if has_head and tied_copy else set())
-        dummies = sum(s.width * math.prod(shape) for shape in shapes)
+        in_schedule["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
+    dummies = _dummy_wgrad_bytes(ctx, params, tied_head=has_head and tied_copy)
     return StaticBytes(
         always=always,
+        in_schedule=in_schedule,
         after_backward={"workspaces": dummies + _thread_workspace_bytes(ctx, has_head=has_head)},
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
@@ -165,6 +166,22 @@ def _rotary_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
     return 4 * s.sequence * s.head_dim if model.position_embedding_type in ("rope", "yarn", "mrope") else 0
 
 
+def _dummy_wgrad_bytes(ctx: Context, params: tuple[Param, ...], *, tied_head: bool) -> int:
+    """Cached stand-ins that autograd gets for weight gradients which a GEMM has accumulated already, one a shape.
+
+    Transformer Engine's modules cache them from 2.3 on (#1651), Megatron Core's output layer from 0.14 on
+    (tensor_parallel/layers.py, e7c55de99e); before, each was made and freed within its backward.
+    """
+    features = ctx.workload.features
+    if not features.gradient_accumulation_fusion or features.transformer_impl == "local" or ctx.stand_in or ctx.stack.te < (2, 3):
+        return 0
+    cached_head = ctx.stack.mcore >= (0, 14)
+    shapes = {p.shape for p in params if p.gemm and (cached_head or p.name != "head.output")}
+    if tied_head and cached_head:
+        shapes.add((ctx.sizes.vocab, ctx.sizes.hidden))
+    return sum(ctx.sizes.width * math.prod(shape) for shape in shapes)
+
+
 def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
     """Weights; under FP8 the GEMM weights are stored in one byte (FP8 parameters) or cached as such beside BF16.
 
@@ -185,7 +202,11 @@ def _workspace_bytes(ctx: Context, *, has_head: bool, has_moe: bool) -> int:
     if ctx.stand_in:
         return 0
     total = _thread_workspace_bytes(ctx, has_head=has_head)
-    if ctx.workload.features.transformer_impl != "local":
+    if ctx.workload.features.transformer_impl == "local":
+        # the router's gate runs on Transformer Engine's GEMM wherever that is installed, from Megatron Core 0.14 on
+        # (moe_utils.py:RouterGatingLinearFunction.forward)
+        total += ctx.stack.te_workspace_bytes if has_moe and ctx.stack.mcore >= (0, 14) else 0
+    else:
         total += ctx.stack.te_workspace_bytes * (1 + (4 if has_moe and ctx.workload.model.moe_grouped_gemm else 0))
         if ctx.workload.features.tp_comm_overlap and ctx.sizes.tp > 1:
             total += 3 * ctx.stack.te_workspace_bytes

@@ -150,14 +150,15 @@ class Timeline:
         keeps_mask = boundary.granularity == "full" or "core_attn" in boundary.modules
         costs = self._costs(stage, boundary, pooled=name == "after_capture", retains=alone)
         synced = [*warm, left, {"retained": sum(cost.retained_bytes for cost in costs)}]
-        forward = [*(base if cold else warm), received, static.in_forward]
+        deferred = static.in_schedule
+        forward = [*(base if cold else warm), received, deferred, static.in_forward]
         return Iteration(
             name=name,
             costs=costs,
             parts={
                 "forward": forward,
                 "loss": forward,
-                "backward": [*warm, returned, static.in_forward] if keeps_mask else [*warm, returned],
+                "backward": [*warm, returned, deferred, *([static.in_forward] if keeps_mask else [])],
                 "grad_sync": synced,
                 "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
             },
