@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from autotune.cli.report import report
 from autotune.cli.run import run
 from autotune.errors import AutotuneError, ExitStatus
 
+_MACHINE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""Failures of the machine, not of autotune: a full or broken disk."""
 _EPILOG = """\b
 Examples:
   autotune run --recipe nemotron3nano --mem-target 75GB
@@ -48,6 +51,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()  # a reader that closed the pipe shows here, not at exit
     except AutotuneError as error:
         status = _fail(str(error), error.exit_status)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        status = ExitStatus.BAD_REQUEST
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "autotune"
         status = _fail(f"{_one_line(error.format_message()).rstrip('.')}; see `{command} --help`", ExitStatus.BAD_REQUEST)
@@ -59,7 +65,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = ExitStatus.OK
     except Exception as error:
-        status = _defect(error, verbosity.verbose)
+        if isinstance(error, OSError) and error.errno in _MACHINE_FAILURES:
+            place = f" ({error.filename})" if error.filename else ""
+            status = _fail(f"{error.strerror}{place}; mend it, a run goes on with --resume", ExitStatus.STOPPED)
+        else:
+            status = _defect(error, verbosity.verbose)
     sys.exit(int(status or 0))
 
 

@@ -72,6 +72,22 @@ def test_bad_request_is_one_line_and_status_2(arguments: list[str], message: str
     assert invoke(*arguments) == (2, "", f"{message}\n")
 
 
+def test_no_arguments_show_the_help(invoke: Invoke) -> None:
+    status, out, err = invoke()
+    assert (status, out) == (2, "")
+    assert err == invoke("--help")[1]
+
+
+def test_full_disk_is_no_defect(command_environment: dict[str, str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        process = subprocess.run(
+            [sys.executable, "-m", "autotune", "recipes"], env=command_environment, stdout=full, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
+    assert process.returncode == 4
+    assert process.stderr == "autotune: No space left on device; mend it, a run goes on with --resume\n"
+
+
 def test_report_of_a_folder_without_a_run(tmp_path: object, invoke: Invoke) -> None:
     rule = "this folder holds no run (no workload.json); name a directory that `autotune run` wrote"
     assert invoke("report", str(tmp_path)) == (2, "", f"autotune: RUN='{tmp_path}': {rule}\n")
