@@ -12,7 +12,7 @@ from autotune.workload.workload import Workload
 _OPTIMIZERS = {"adam", "sgd", "muon", "dist_muon", "lion"}
 _POSITIONS = {"learned_absolute", "rope", "mrope", "yarn", "none"}
 _VARIANTS = {None, "gdn", "gated_delta_net"}
-_LAYERS = set("M*-EGWD|/")  # Mamba, attention, MLP, MoE, GDN; W and D only as far as the ledger knows their mixer
+_LAYERS = set("M*-EG+|/")  # Mamba, attention, MLP, MoE, GDN, MLA; not DSA, whose indexer is not modelled
 
 _Rule = tuple[str, Callable[[Workload], bool], str]
 
@@ -38,8 +38,8 @@ _RULES: tuple[_Rule, ...] = (
     ("precision.fp4", lambda w: w.precision.fp4 is not None, "FP4 copies of weights and activations are not modelled"),
     (
         "precision.disable_parameter_transpose_cache",
-        lambda w: w.precision.fp8 is not None and w.precision.disable_parameter_transpose_cache,
-        "when transposed FP8 weights live is not modelled",
+        lambda w: w.precision.fp8 is not None and not w.precision.fp8_param and w.precision.disable_parameter_transpose_cache,
+        "how many quantized copies of a weight are in flight is not modelled",
     ),
     (
         "precision.fp32_residual_connection",
@@ -62,16 +62,6 @@ _RULES: tuple[_Rule, ...] = (
         "model.position_embedding_type",
         lambda w: w.model.position_embedding_type not in _POSITIONS,
         f"only {', '.join(sorted(_POSITIONS))} are modelled",
-    ),
-    (
-        "model.mtp_use_repeated_layer",
-        lambda w: w.model.mtp_use_repeated_layer and (w.model.mtp_num_layers or 0) > 1,
-        "shared parameters of prediction depths are not modelled",
-    ),
-    (
-        "model.mtp_hybrid_override_pattern",
-        lambda w: w.model.mtp_hybrid_override_pattern is not None,
-        "a prediction depth with its own layer pattern is not modelled",
     ),
     (
         "features.delay_wgrad_compute",

@@ -12,7 +12,7 @@ from autotune.ledger.ops import Layer
 from autotune.ledger.schedule import moments, stage_tensors
 from autotune.ledger.static import static_bytes
 from autotune.ledger.timeline import StageModel
-from autotune.workload.architecture import LayerKind, classify
+from autotune.workload.architecture import HYBRID_SYMBOLS, LayerKind, classify
 from autotune.workload.pipeline import Stage, stages
 
 
@@ -68,12 +68,27 @@ class Network:
             None, Layer("head", head_ops(self.ctx)), head_params(self.ctx, shares_with_embedding=tied_here), loss=True
         )
 
-    def _mtp(self, depth: int) -> tuple[BuiltLayer, BuiltLayer, BuiltLayer]:
-        """One multi-token prediction depth: what goes before its layer, the layer, its output layer and cross entropy."""
-        kind = self.layers[-1]
+    def _mtp(self, depth: int) -> list[BuiltLayer]:
+        """One multi-token prediction depth: what goes before its layers, the layers, its output layer and cross entropy.
+
+        With ``mtp_use_repeated_layer`` all depths run the parameters of the first
+        (multi_token_prediction.py:MultiTokenPredictionBlock at 24bad8e6).
+        """
         before = BuiltLayer(None, Layer(f"mtp{depth}", mtp_ops(self.ctx, depth)), mtp_params(self.ctx, depth))
         after = BuiltLayer(None, Layer(f"mtp{depth}.head", cross_entropy_ops(self.ctx, f"mtp{depth}.")), (), loss=True)
-        return before, self._layer(kind), after
+        found = [before, *(self._layer(kind) for kind in self._mtp_kinds(depth)), after]
+        if depth and self.ctx.workload.model.mtp_use_repeated_layer:
+            return [replace(built, params=()) for built in found]
+        return found
+
+    def _mtp_kinds(self, depth: int) -> tuple[LayerKind, ...]:
+        """The layers of one depth: as a hybrid pattern spells them, else one more of the decoder's last."""
+        model = self.ctx.workload.model
+        spelled = (model.hybrid_layer_pattern or "").split("/")[1:]
+        pattern = spelled[min(depth, len(spelled) - 1)] if spelled else model.mtp_hybrid_override_pattern
+        if not pattern:
+            return (self.layers[-1],)
+        return tuple(LayerKind(*HYBRID_SYMBOLS[symbol]) for symbol in pattern if symbol in HYBRID_SYMBOLS)
 
     def _stage_model(self, stage: Stage) -> StageModel:
         workload, parallel = self.ctx.workload, self.ctx.workload.parallel

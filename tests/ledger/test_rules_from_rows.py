@@ -111,3 +111,29 @@ def test_first_and_last_layers_stay_out_of_fp8() -> None:
     assert none["mlp"] == whole["mlp"]
     assert inner["mlp"] == (none["mlp"] + every["mlp"]) // 2
     assert inner["weights"] == (none["weights"] + every["weights"]) // 2
+
+
+HYBRID: dict[str, Any] = {"num_experts": 4, "moe_grouped_gemm": True, "untie_embeddings_and_output_weights": True}
+
+
+def test_prediction_depths_of_a_hybrid_have_the_layers_their_pattern_spells() -> None:
+    none = phase(small(**HYBRID, hybrid_layer_pattern="M*EM"), "steady", "optimizer").terms["weights"]
+    attention = phase(small(**HYBRID, hybrid_layer_pattern="M*EM/*"), "steady", "optimizer").terms["weights"]
+    both = phase(small(**HYBRID, hybrid_layer_pattern="M*EM/*E"), "steady", "optimizer").terms["weights"]
+    longer = phase(small(**HYBRID, hybrid_layer_pattern="M*EME"), "steady", "optimizer").terms["weights"]
+    assert none < attention < both
+    assert both - attention == longer - none
+
+
+def test_a_repeated_prediction_layer_counts_its_parameters_once_and_its_activations_each_time() -> None:
+    pattern = {"hybrid_layer_pattern": "M*EM/*E/*E"}
+    one, shared, own = (
+        phase(small(**HYBRID, **changes), "steady", "loss").terms
+        for changes in (
+            {"hybrid_layer_pattern": "M*EM/*E"},
+            {**pattern, "mtp_use_repeated_layer": True},
+            pattern,
+        )
+    )
+    assert one["weights"] == shared["weights"] < own["weights"]
+    assert one["attention"] < shared["attention"] == own["attention"]
