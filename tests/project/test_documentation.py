@@ -61,6 +61,12 @@ def test_relative_links_lead_somewhere() -> None:
     assert [f"{page.relative_to(ROOT)}: {target}" for page, target in local if not (page.parent / target).exists()] == []
 
 
+def test_every_page_is_linked_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md" and f"({page.name})" not in index]
+    assert missing == []
+
+
 def test_readme_shows_the_real_answer() -> None:
     """Where a figure has changed for a reason, ``make readme`` writes it anew."""
     command = [sys.executable, str(ROOT / "scripts" / "update_readme.py"), "--check"]
