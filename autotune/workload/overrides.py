@@ -85,7 +85,11 @@ def _apply_one(record: Record, override: Override, *, bridge: bool = True) -> No
     path, value = override.path, override.value
     if path in LAUNCHER_PATHS:
         section, field = LAUNCHER_PATHS[path]
-        record[section][field] = load_gpu(str(value)).name if path == "hardware.gpu" else value
+        if path == "hardware.gpu":
+            value = load_gpu(str(value)).name
+        elif section == "stack":
+            value = override.text.partition("=")[2].strip(" '\"")  # a version, not the number 2.9
+        record[section][field] = value
     elif path in RECOMPUTE_PATHS:
         record["recipe_recompute"][path.removeprefix("model.")] = value
     elif path in _GRAD_PATHS:
