@@ -57,15 +57,26 @@ class Freezer:
             frozen.rewind()
         tracker = get_cuda_rng_tracker()
         if self._random is None:
-            states = {name: state.clone() for name, state in tracker.get_states().items()}
-            self._random = (torch.get_rng_state(), torch.cuda.get_rng_state(), states)
+            states = {name: _to_numpy(state) for name, state in tracker.get_states().items()}
+            self._random = (_to_numpy(torch.get_rng_state()), _to_numpy(torch.cuda.get_rng_state()), states)
         else:
             cpu, device, states = self._random
-            torch.set_rng_state(cpu)
-            torch.cuda.set_rng_state(device)
-            tracker.set_states({name: state.clone() for name, state in states.items()})
+            torch.set_rng_state(_to_tensor(cpu))
+            torch.cuda.set_rng_state(_to_tensor(device))
+            tracker.set_states({name: _to_tensor(state) for name, state in states.items()})
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         for config in configs:
             if getattr(config, "moe_router_bias_update_rate", None):
                 config.moe_router_bias_update_rate = 0.0
+
+
+def _to_numpy(state: Any) -> Any:
+    """A random state outside the memory that the trial counts."""
+    return state.cpu().numpy().copy()
+
+
+def _to_tensor(state: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(state.copy())
