@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from autotune.trial.survey.phase_peaks import Predictor
 from autotune.trial.survey.timeline import Timeline
 
 LABELS = ("a", "b", "n")
+FULL = Boundary.full("uniform", 1)
 
 
 def layer(*body: Part) -> Checkpointed:
@@ -112,3 +115,26 @@ def test_random_models_are_predicted_to_the_byte_from_any_base(
 def test_a_timeline_survives_json() -> None:
     timeline = normalise(play((plain_layer(),), Boundary.full("uniform", 1)).trace())
     assert from_builtins(to_builtins(timeline), Timeline, setting="timeline") == timeline
+
+
+def test_prediction_is_linear_in_layers() -> None:
+    """Counted in steps of the walk, not in seconds: a hundred layers cost ten times ten."""
+
+    def steps(layers: int) -> int:
+        timeline = normalise(play((plain_layer(),) * layers, FULL).trace())
+        lines = 0
+
+        def count(frame: FrameType, event: str, _: object) -> object:
+            nonlocal lines
+            lines += event == "call"
+            return None
+
+        predictor = Predictor(timeline)
+        sys.setprofile(count)
+        try:
+            predictor.predict(Boundary.selective(["n", "b"]))
+        finally:
+            sys.setprofile(None)
+        return lines
+
+    assert 8 < steps(100) / steps(10) < 12

@@ -61,6 +61,8 @@ class Conductor:
         self._phases: dict[str, list[dict[str, int]]] = defaultdict(list)
         self._numbers: dict[Boundary, list[tuple[float | None, float | None]]] = defaultdict(list)
         self._step_ms: dict[str, list[float]] = defaultdict(list)
+        self._host_ms: dict[str, list[float]] = defaultdict(list)
+        self._began_s = 0.0
         self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
         self._report: SurveyReport | None = None
 
@@ -96,10 +98,12 @@ class Conductor:
             self._write(trying=boundary)
         if self._recorder is not None:
             self._recorder.start()
+        self._began_s = time.thread_time()
 
     def end_step(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Take what the step showed; the last one ends the trial."""
         kind, boundary = self._current
+        self._host_ms[kind].append((time.thread_time() - self._began_s) * 1e3)
         iteration = self._session.probe.last_iteration
         self._switch.record(None)
         if self._recorder is not None:
@@ -181,6 +185,7 @@ class Conductor:
                 **{kind: median(times[-self._plan.timed_steps :]) for kind, times in self._step_ms.items()},
                 "prediction": (time.perf_counter() - began) * 1e3,
             },
+            host_thread_ms={kind: median(times[-self._plan.timed_steps :]) for kind, times in self._host_ms.items()},
             retained_bytes={rank: ranks[5] for rank, ranks in enumerate(gathered)},
             sizes={
                 "regions": len(timeline.regions),

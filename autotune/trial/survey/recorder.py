@@ -138,7 +138,8 @@ class Recorder:
             self._unit_of_output[id(output)] = unit
         if self._bytes and unit < self._unit_limit:
             self._prune(first)
-            self._find_retaining([module for modules in self._layer_modules.values() for module in modules])
+            own = [modules for region, modules in self._layer_modules.items() if self.regions[region].unit == unit]
+            self._find_retaining([module for modules in own for module in modules])
         self._event(t.UNIT_OUT)
         self._unit = -1
 

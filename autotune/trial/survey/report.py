@@ -81,6 +81,8 @@ class SurveyReport:
     guards: tuple[Guard, ...] = ()
     surveyed_step_ms: Mapping[str, float] = field(default_factory=dict)
     """Host time of the plain, recorded and timed steps, and of prediction, on rank 0."""
+    host_thread_ms: Mapping[str, float] = field(default_factory=dict)
+    """The same steps by the main thread's own time on rank 0, which other processes do not disturb."""
     retained_bytes: Mapping[int, int] = field(default_factory=dict)
     """Per rank: what modules keep of the base's recomputed graphs between steps."""
     sizes: Mapping[str, Any] = field(default_factory=dict)
