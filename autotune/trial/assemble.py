@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.trial.lines import read_lines
+from autotune.trial.failure import Symptom, class_of, is_consequence, stage_of
 from autotune.trial.record import Failure, Kind, RankRecord, RepeatReason, TrialRecord
 from autotune.trial.spec import TrialSpec
 
@@ -21,19 +21,30 @@ class Ending:
 
     Attributes:
         statuses: Exit status of each rank that ended by itself (minus the signal, if by one); None where it was ended.
-        hung: The trial was ended because it took too long.
+        hung: Why the trial was ended as a hang; None where it was not.
+        lost: Ranks whose node is gone, and how that showed.
+        left_pids: Processes of the trial that would not end.
     """
 
     statuses: Mapping[int, int | None]
-    hung: bool = False
+    hung: str | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
+    left_pids: tuple[int, ...] = ()
     wall_s: float = 0.0
 
 
+Lines = Sequence[Mapping[str, Any]]
+
+
 def assemble(
-    spec: TrialSpec, ending: Ending, *, kind: Kind = "measured", repeat_reason: RepeatReason | None = None
+    spec: TrialSpec,
+    ending: Ending,
+    lines: Mapping[int, Lines],
+    *,
+    kind: Kind = "measured",
+    repeat_reason: RepeatReason | None = None,
 ) -> TrialRecord:
-    """Make the record of a trial from its folder."""
-    lines = {rank: read_lines(spec.rank_file(rank)) for rank in range(spec.world_size)}
+    """Make the record of a trial from the lines of its ranks."""
     ranks = {rank: record for rank, of_rank in lines.items() if (record := _rank_record(rank, of_rank)) is not None}
     ended = [rank for rank, of_rank in lines.items() if any(line["event"] == "end" for line in of_rank)]
     completed = len(ended) == spec.world_size
@@ -61,6 +72,7 @@ def assemble(
             "environment": dict(spec.variables),
             "hosts": sorted({line["host"] for of_rank in lines.values() for line in of_rank if line["event"] == "start"}),
             "exit_statuses": {str(rank): status for rank, status in ending.statuses.items()},
+            "left_pids": list(ending.left_pids),
             "wall_s": round(ending.wall_s, 3),
             "teardown_hang": completed and any(status is None for status in ending.statuses.values()),
             "notes": notes,
@@ -68,7 +80,7 @@ def assemble(
     )
 
 
-def _rank_record(rank: int, lines: list[dict[str, Any]]) -> RankRecord | None:
+def _rank_record(rank: int, lines: Lines) -> RankRecord | None:
     """None where the rank reported no memory at all."""
     phases: dict[str, int] = {}
     reserved: dict[str, int] = {}
@@ -112,8 +124,18 @@ def _steady_step_ms(spec: TrialSpec, ranks: Mapping[int, RankRecord]) -> tuple[f
     return tuple(times[step] for step in sorted(times))
 
 
-def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) -> Failure:
+def _first_failure(lines: Mapping[int, Lines], ending: Ending) -> Failure:
     """The failure that came first; later ones are its consequences (a closed connection, a collective that timed out)."""
+    if ending.lost:
+        rank = min(ending.lost)
+        where = _last_phase(lines[rank])
+        return Failure(
+            failure_class="node_lost",
+            stage=stage_of(where["phase"], where["step"]),
+            rank=rank,
+            step=where["step"],
+            message=ending.lost[rank],
+        )
     told = [(line["t"], rank, line) for rank, of_rank in lines.items() for line in of_rank if line["event"] == "failure"]
     deaths = [
         (of_rank[-1]["t"] if of_rank else 0.0, rank, _last_phase(of_rank), status)
@@ -121,7 +143,7 @@ def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) ->
         if (status := ending.statuses.get(rank)) not in (None, 0)
         and not any(line["event"] in ("failure", "end") for line in of_rank)
     ]
-    if deaths and all(_is_consequence(line) for _, _, line in told):
+    if deaths and all(is_consequence(symptom_of(line)) for _, _, line in told):
         _, rank, where, status = min(deaths, key=lambda death: death[:2])
         text = f"ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
         return Failure(
@@ -132,10 +154,10 @@ def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) ->
             message=text,
         )
     if told:
-        primary = [entry for entry in told if not _is_consequence(entry[2])] or told
+        primary = [entry for entry in told if not is_consequence(symptom_of(entry[2]))] or told
         _, rank, line = min(primary, key=lambda entry: entry[:2])
         return Failure(
-            failure_class=class_of(line),
+            failure_class=class_of(symptom_of(line)),
             stage=stage_of(line["phase"], line["step"]),
             rank=rank,
             step=line["step"],
@@ -150,53 +172,23 @@ def _first_failure(lines: Mapping[int, list[dict[str, Any]]], ending: Ending) ->
         stage=stage_of(where["phase"], where["step"]),
         rank=behind,
         step=where["step"],
-        message="the wall-clock limit was reached" if ending.hung else "a rank ended without a word",
+        message=ending.hung or "a rank ended without a word",
     )
 
 
-def _last_phase(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _last_phase(lines: Lines) -> dict[str, Any]:
     marks = [line for line in lines if line["event"] in ("phase", "iteration", "failure")]
     if not marks:
         return {"phase": "launch", "step": 0}
     return {"phase": marks[-1].get("phase", "between_steps"), "step": marks[-1]["step"]}
 
 
-_CONSEQUENCES = ("connection reset", "connection closed", "connection refused", "broken pipe", "socket timeout", "closed by peer")
-
-
-def _is_consequence(line: Mapping[str, Any]) -> bool:
-    """Whether a failure reads like that of a rank whose peer is gone."""
-    text = line["message"].lower()
-    return line["type"] != "OutOfMemoryError" and any(word in text for word in _CONSEQUENCES)
-
-
-def class_of(line: Mapping[str, Any]) -> str:
-    """Failure class by the exception's type and the phase it came from."""
-    if "OutOfMemoryError" in line["types"]:
-        phases = {"optimizer": "oom_optimizer", "loss": "oom_loss_path", "after_capture": "oom_graph_capture"}
-        return phases.get(line["phase"], "oom_capacity")
-    text = line["message"].lower()
-    if "address already in use" in text or "eaddrinuse" in text:
-        return "port"
-    if "CheckpointError" in line["types"]:
-        return "nondeterministic_replay"
-    early = line["phase"] in ("launch", "build", "data") or line["step"] <= 1
-    invalid = {"AssertionError", "ValueError", "TypeError", "NotImplementedError", "RequestError", "KeyError", "AttributeError"}
-    if early and invalid & set(line["types"]):
-        return "config_invalid"
-    return "other"
-
-
-def stage_of(phase: str, step: int) -> str:
-    """The stage of a failure: where in a trial's life it came."""
-    if phase in ("launch", "build", "data"):
-        return "launch" if phase == "launch" else "model_build"
-    if phase == "after_capture":
-        return "graph_capture"
-    if phase == "optimizer":
-        return "optimizer_init" if step <= 1 else "optimizer_step"
-    if step <= 1:
-        return {"forward": "first_forward", "loss": "first_forward"}.get(phase, phase)
-    if step == 2 and phase in ("forward", "loss"):
-        return "post_optimizer_forward"
-    return f"steady({step})"
+def symptom_of(line: Mapping[str, Any]) -> Symptom:
+    """A rank's ``failure`` line as a symptom."""
+    return Symptom(
+        types=tuple(line["types"]),
+        message=line["message"],
+        where=tuple(line["where"]),
+        phase=line["phase"],
+        step=line["step"],
+    )

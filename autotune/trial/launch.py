@@ -11,39 +11,50 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError, StoppedError
-from autotune.trial.assemble import Ending, assemble
+from autotune.trial.attend import Limits, News, OnLine, attend
 from autotune.trial.lines import LineFollower
+from autotune.trial.processes import descendants, members
 from autotune.trial.record import TrialRecord
 from autotune.trial.spec import Backend, Loop, TrialSpec
 
-OnLine = Callable[[int, Mapping[str, Any]], None]
-"""Called with a rank and each line it wrote, while the trial runs."""
-
-SETTLE_S = 1.0
-"""After the first failure the other ranks may still write theirs (all run out of memory at once, say)."""
 TERM_S = 1.5
 """Between SIGTERM and SIGKILL."""
-TEARDOWN_S = 20.0
-"""A rank that has written its last line and does not end within this hangs in teardown: it is killed, its result stays."""
+KILL_S = 5.0
+"""How long a killed process may take to go (its memory is given back first)."""
+
+
+class UnfitError(Exception):
+    """A warm process must not be forked from; its text says why (a package initialised CUDA when it was imported, say)."""
 
 
 class Zygote:
     """The client's end of ``autotune.trial.zygote``: one warm process that forks ranks.
 
+    Args:
+        cold: Import nothing; every rank starts as a new program.
+
     Raises:
-        RequestError: It could not import what a trial needs, or must not be forked from.
+        RequestError: It could not import what a trial needs.
+        UnfitError: It must not be forked from.
     """
 
     def __init__(
-        self, backend: Backend, *, loop: Loop | None = None, environment: Mapping[str, str] | None = None, log: Path | None = None
+        self,
+        backend: Backend,
+        *,
+        loop: Loop | None = None,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        program: str = "autotune.trial.rank",
+        cold: bool = False,
     ) -> None:
         command = [sys.executable, "-m", "autotune.trial.zygote", "--backend", backend, *(["--loop", loop] if loop else [])]
+        command += ["--program", program, *(["--cold"] if cold else [])]
         self._log = log.open("ab") if log is not None else None
         self._process = subprocess.Popen(
             command,
@@ -62,7 +73,9 @@ class Zygote:
         answer = self._wait_for(lambda a: "ready" in a or "failed" in a)
         if answer is None or "failed" in answer or answer["unfit"]:
             self.close()
-            why = "it ended while it started" if answer is None else answer.get("failed") or "; ".join(answer["unfit"])
+            if answer is not None and answer.get("unfit"):
+                raise UnfitError("; ".join(answer["unfit"]))
+            why = "it ended while it started" if answer is None else answer["failed"]
             raise RequestError("--backend", backend, f"a process to fork trials from could not be made: {why}", "see its log")
         self.loop, self.revisions = answer["loop"], answer["revisions"]
 
@@ -147,18 +160,6 @@ class Zygote:
                 return None
 
 
-@dataclass
-class _Running:
-    """One rank process."""
-
-    rank: int
-    pid: int
-    lines: LineFollower
-    status: int | None = None
-    said: set[str] = field(default_factory=set)
-    ended_at: float | None = None
-
-
 def free_port() -> int:
     """A loopback port that nobody listens on now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -166,95 +167,89 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class OwnRanks:
+    """Some ranks of a trial, forked from one zygote on this machine (``attend.Ranks``).
+
+    Args:
+        ranks: Which ranks of the trial; None is all of its world.
+    """
+
+    def __init__(self, zygote: Zygote, ranks: Sequence[int] | None = None) -> None:
+        self._zygote, self._chosen = zygote, ranks
+        self._pids: dict[int, int] = {}
+        self._lines: dict[int, LineFollower] = {}
+
+    def port(self) -> int:
+        """A free loopback port."""
+        return free_port()
+
+    def start(self, spec: TrialSpec) -> None:
+        """Fork the ranks, all in one process group."""
+        (Path(spec.folder) / "ranks").mkdir(parents=True, exist_ok=True)
+        log = Path(spec.folder) / "stdout.log"
+        self._pids = {}
+        self._lines = {}
+        for rank in range(spec.world_size) if self._chosen is None else self._chosen:
+            # Ranks on other nodes have specs of their own (their place on the node differs), in the same folder.
+            path = spec.save() if self._chosen is None else spec.save(f"ranks/{rank:03d}.spec.json")
+            self._lines[rank] = LineFollower(spec.rank_file(rank))
+            self._pids[rank] = self._zygote.spawn(path, rank, log, self._group)
+
+    @property
+    def _group(self) -> int:
+        return next(iter(self._pids.values()), 0)
+
+    def poll(self, timeout_s: float = 0.05) -> Mapping[int, News]:
+        """News of the ranks."""
+        self._zygote.poll(timeout_s)
+        lost = None if self._zygote.alive else "the process that trials are forked from has ended"
+        # Statuses are read before the lines: what an ended rank wrote last is then among them.
+        statuses = {rank: self._zygote.exited.get(pid) for rank, pid in self._pids.items()}
+        return {
+            rank: News(lines=self._lines[rank].read(), status=statuses[rank], lost=lost if statuses[rank] is None else None)
+            for rank in self._pids
+        }
+
+    def end(self) -> Sequence[int]:
+        """SIGTERM, then SIGKILL, to the group and to whatever left it; the pids that would not end."""
+        group = self._group
+        for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+            left = self._alive(group)
+            if not left:
+                break
+            self._zygote.signal_group(group, number)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            until = time.monotonic() + patience_s
+            while self._alive(group) and time.monotonic() < until:
+                self._zygote.poll(0.02)
+        left = self._alive(group)
+        for pid in self._pids.values():
+            self._zygote.exited.pop(pid, None)
+        return left
+
+    def _alive(self, group: int) -> list[int]:
+        """Processes of the trial: its group, and descendants of the zygote in groups of their own."""
+        return sorted({*descendants(self._zygote.pid), *members(group)}) if group else []
+
+
 def run_trial(
-    spec: TrialSpec, *, on_line: OnLine | None = None, zygote: Zygote | None = None, wall_limit_s: float = 600.0
+    spec: TrialSpec,
+    *,
+    on_line: OnLine | None = None,
+    zygote: Zygote | None = None,
+    wall_limit_s: float = 600.0,
+    limits: Limits | None = None,
 ) -> TrialRecord:
     """Run all ranks of a trial here, to the end or to the first failure, and leave nothing alive.
 
     Args:
         zygote: A warm process made for the same backend, loop and environment; without one, one is made and closed.
         wall_limit_s: After this long the trial ends as a hang.
+        limits: All limits; takes the place of ``wall_limit_s``.
     """
     if zygote is None:
-        with Zygote(spec.backend, loop=spec.loop, environment=spec.variables) as own:
-            return run_trial(spec, on_line=on_line, zygote=own, wall_limit_s=wall_limit_s)
-    for attempt in (1, 2):
-        port = spec.master_port if spec.master_port and attempt == 1 else free_port()
-        record = _attempt(replace(spec, master_port=port), on_line, zygote, wall_limit_s)
-        # Another program took the port between our look and rank 0's bind: nothing was learned, same trial again.
-        if attempt == 1 and record.failure is not None and record.failure.failure_class == "port":
-            for rank in range(spec.world_size):
-                spec.rank_file(rank).unlink(missing_ok=True)
-            continue
-        break
-    return record
-
-
-def _attempt(spec: TrialSpec, on_line: OnLine | None, zygote: Zygote, wall_limit_s: float) -> TrialRecord:
-    folder = Path(spec.folder)
-    (folder / "ranks").mkdir(parents=True, exist_ok=True)
-    path, log = spec.save(), folder / "stdout.log"
-    began = time.monotonic()
-    ranks: list[_Running] = []
-    hung = False
-    try:
-        for rank in range(spec.world_size):
-            pid = zygote.spawn(path, rank, log, ranks[0].pid if ranks else 0)
-            ranks.append(_Running(rank, pid, LineFollower(spec.rank_file(rank))))
-        first_failure: float | None = None
-        while any(rank.status is None for rank in ranks):
-            zygote.poll(0.05)
-            _observe(ranks, zygote, on_line)
-            now = time.monotonic()
-            failed = any("failure" in r.said or (r.status not in (None, 0) and "end" not in r.said) for r in ranks)
-            if failed and first_failure is None:
-                first_failure = now
-            if first_failure is not None and now - first_failure > SETTLE_S:
-                break
-            if not zygote.alive:
-                break
-            if now - began > wall_limit_s:
-                hung = True
-                break
-            if all(r.ended_at is not None for r in ranks) and now - max(r.ended_at or 0.0 for r in ranks) > TEARDOWN_S:
-                break
-    finally:
-        if ranks:
-            _end(ranks, zygote)
-    _observe(ranks, zygote, on_line)
-    statuses = {rank.rank: rank.status for rank in ranks}
-    return assemble(spec, Ending(statuses=statuses, hung=hung, wall_s=time.monotonic() - began))
-
-
-def _observe(ranks: list[_Running], zygote: Zygote, on_line: OnLine | None) -> None:
-    for rank in ranks:
-        if rank.status is None:
-            rank.status = zygote.exited.pop(rank.pid, None)
-        for line in rank.lines.read():
-            rank.said.add(line["event"])
-            if line["event"] == "end":
-                rank.ended_at = time.monotonic()
-            if on_line is not None:
-                on_line(rank.rank, line)
-
-
-def _end(ranks: list[_Running], zygote: Zygote) -> None:
-    """End the trial's process group; return when none of it is left. Ranks that we end have no status of their own."""
-    group = ranks[0].pid
-    for number, patience_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, 5.0)):
-        if not _group_lives(group):
-            break
-        zygote.signal_group(group, number)
-        until = time.monotonic() + patience_s
-        while _group_lives(group) and time.monotonic() < until:
-            zygote.poll(0.02)
-    for rank in ranks:
-        zygote.exited.pop(rank.pid, None)
-
-
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        with Zygote(spec.backend, loop=spec.loop, environment=spec.variables, program=spec.program) as own:
+            return run_trial(spec, on_line=on_line, zygote=own, wall_limit_s=wall_limit_s, limits=limits)
+    return attend(spec, OwnRanks(zygote), on_line=on_line, limits=limits or Limits(wall_s=wall_limit_s))

@@ -49,17 +49,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class LineFollower:
-    """Reads the lines of a file as they come."""
+    """Reads the lines of a file as they come. A file that was put in its place (another attempt) is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._inode = 0
         self._pending = b""
 
     def read(self) -> list[dict[str, Any]]:
         """The whole lines written since the last call."""
         try:
             with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset, self._pending = inode, 0, b""
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:

@@ -91,7 +91,7 @@ def _environment(spec: TrialSpec, rank: int) -> None:
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(spec.world_size),
-        LOCAL_RANK=str(rank % local_size),
+        LOCAL_RANK=str(rank % local_size if spec.local_rank is None else spec.local_rank),
         LOCAL_WORLD_SIZE=str(local_size),
         MASTER_ADDR=spec.master_addr,
         MASTER_PORT=str(spec.master_port),

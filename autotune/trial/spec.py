@@ -42,6 +42,10 @@ class TrialSpec:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     local_world_size: int | None = None
+    local_rank: int | None = None
+    """Place of the one rank that this spec is for among those of its node; None where every node has as many ranks."""
+    program: str = "autotune.trial.rank"
+    """The module that a rank runs: ``preload(backend, loop)``, ``main(spec, rank)``, ``revisions()``, and as ``-m`` a command."""
     survey: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set in every rank over those of the workload, before torch is imported (an allocator setting, say)."""
@@ -55,9 +59,9 @@ class TrialSpec:
         """Where a rank writes its lines."""
         return Path(self.folder) / "ranks" / f"{rank:03d}.jsonl"
 
-    def save(self) -> Path:
-        """Write ``spec.json`` into the trial's folder."""
-        path = Path(self.folder) / "spec.json"
+    def save(self, name: str = "spec.json") -> Path:
+        """Write it into the trial's folder."""
+        path = Path(self.folder) / name
         write_atomically(path, dump_json(self))
         return path
 

@@ -2,6 +2,7 @@
 
 ``python -m autotune.trial.zygote --backend cpu``: requests come as JSON lines on standard input, answers go to standard
 output. It has one thread of its own, touches no GPU, and ends, with every process it forked, when its input closes.
+With ``--cold`` it imports nothing and each rank starts as a new program: for packages that must not be forked from.
 
     -> {"spawn": ID, "spec": PATH, "rank": N, "log": PATH, "group": PID or 0}      <- {"spawned": ID, "pid": PID}
     -> {"kill": PGID, "signal": N}
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -25,33 +27,42 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
+from autotune.trial.processes import descendants
+
+_FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Native threads whose library prepares itself for a fork: jemalloc's (in pyarrow) by handlers of pthread_atfork."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def self_test(backend: str) -> list[str]:
-    """Why this process must not be forked from: an initialised CUDA, an open device file, threads of Python. Empty: fine."""
+    """Why this process must not be forked from: an initialised CUDA, an open device file, threads. Empty: fine."""
     import threading
 
-    import torch
-
     wrong = []
-    if torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         wrong.append("CUDA is initialised")
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             target = str(entry.readlink())
             if target.startswith("/dev/nvidia"):
                 wrong.append(f"{target} is open")
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if others:
-        wrong.append(f"threads run: {', '.join(others)}")
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    own = {threading.main_thread().native_id, *(thread.native_id for thread in others)}
+    native = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir() if int(task.name) not in own]
+    names = [*(thread.name for thread in others), *(name for name in native if name not in _FORK_SAFE_THREADS)]
+    if names:
+        wrong.append(f"threads run: {', '.join(sorted(names))}")
     return sorted(set(wrong))
 
 
 class _Server:
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, program: str, *, cold: bool = False) -> None:
         self._answers = answers
+        self._program = program
+        self._cold = cold
         self._children: set[int] = set()
 
     def answer(self, **fields: Any) -> None:
@@ -65,6 +76,8 @@ class _Server:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the owner decides.
+        # What a rank leaves behind in a group of its own becomes our child, not init's: it can be found and ended.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pending = b""
         while True:
             ready, _, _ = select.select([0, woken], [], [])
@@ -81,6 +94,9 @@ class _Server:
                     self._handle(json.loads(request))
         for pid in self._children:
             _kill_group(pid, signal.SIGKILL)
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def _handle(self, request: dict[str, Any]) -> None:
         if "spawn" in request:
@@ -96,10 +112,11 @@ class _Server:
             _kill_group(request["kill"], request["signal"])
 
     def _reap(self) -> None:
-        for pid in list(self._children):
-            with contextlib.suppress(ChildProcessError):
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
+        """Take the status of every child that has ended, adopted ones among them."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self._children:
                     self._children.discard(pid)
                     self.answer(exited=pid, status=os.waitstatus_to_exitcode(status))
 
@@ -118,10 +135,12 @@ class _Server:
             os.dup2(null, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            from autotune.trial import rank
+            if self._cold:
+                command = [sys.executable, "-m", self._program, request["spec"], "--rank", str(request["rank"])]
+                os.execv(sys.executable, command)
             from autotune.trial.spec import TrialSpec
 
-            status = rank.main(TrialSpec.load(Path(request["spec"])), request["rank"])
+            status = importlib.import_module(self._program).main(TrialSpec.load(Path(request["spec"])), request["rank"])
         except BaseException:
             traceback.print_exc()
         finally:
@@ -141,14 +160,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m autotune.trial.zygote", description="Fork ranks from a warm process.")
     parser.add_argument("--backend", choices=("cpu", "gpu"), required=True)
     parser.add_argument("--loop", choices=("bridge", "core"), default=None)
+    parser.add_argument("--program", default="autotune.trial.rank", help="the module that a rank runs")
+    parser.add_argument("--cold", action="store_true", help="import nothing; each rank is a new program")
     given = parser.parse_args(arguments)
     answers = os.dup(1)
     os.set_inheritable(answers, False)
     os.dup2(2, 1)  # Libraries print while they are imported.
-    server = _Server(answers)
+    server = _Server(answers, given.program, cold=given.cold)
+    if given.cold:
+        server.answer(ready=True, loop=given.loop, pid=os.getpid(), unfit=[], revisions={})
+        server.serve()
+        return 0
     try:
-        from autotune.trial import rank
-
+        rank = importlib.import_module(given.program)
         loop = rank.preload(given.backend, given.loop)
     except AutotuneError as error:
         server.answer(failed=str(error), kind="request")

@@ -1,0 +1,1 @@
+"""Ray: where the ranks of trials run, and who drives the trials."""

@@ -1,0 +1,199 @@
+"""The cpu and gpu backends: real trials on rank slots of a Ray cluster, driven by Ray Tune."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.boundary.boundary import Boundary
+from autotune.cluster.connection import connect, disconnect, is_own
+from autotune.cluster.drive import Source, TuneDriver
+from autotune.cluster.group import Resources, SlotGroup, room_for
+from autotune.errors import StoppedError
+from autotune.trial.attend import Limits
+from autotune.trial.backends.base import OnProgress, TrialRequest
+from autotune.trial.record import Kind, TrialRecord
+from autotune.trial.spec import Backend, Loop, TrialSpec
+from autotune.workload.workload import Workload
+
+BUNDLES: Mapping[Backend, Resources] = {"cpu": {"CPU": 1}, "gpu": {"GPU": 1, "CPU": 1}}
+LIMITS: Mapping[Backend, Limits] = {
+    "cpu": Limits(wall_s=900.0),
+    # Imports, NCCL's start, compilation and graph capture of a large model take minutes on a cold file system.
+    "gpu": Limits(wall_s=3600.0, silent_s=1200.0, silent_step_s=180.0),
+}
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
+"""What a repeat after fragmentation runs with; the second is the companion that CUDA graphs need under the first."""
+MOST_GROUPS = 4
+"""Trials side by side, at most: more would guess ahead of what their results would have shown."""
+
+
+class ClusterBackend:
+    """Runs boundaries through Ray; ``drive`` runs a whole search, ``run`` a single trial.
+
+    Args:
+        backend: ``cpu`` simulates each rank's device: a request's memory limit is its capacity, so a boundary that does not
+            fit ends in a real ``torch.OutOfMemoryError``. ``gpu`` runs on the nodes' GPUs.
+        address: Ray cluster; None is one of our own on this machine.
+        bundle: What a rank takes of the cluster; the backend's own where None.
+        program: The module that each rank runs.
+        place_s: How long placement may take.
+        on_note: Takes lines for the user.
+
+    Raises:
+        RequestError: The workload cannot run there, or no cluster answers.
+        StoppedError: The cluster is too small.
+    """
+
+    kind: Kind = "measured"
+    free = False
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        backend: Backend,
+        seed: int = 0,
+        address: str | None = None,
+        loop: Loop | None = None,
+        program: str = "autotune.trial.rank",
+        bundle: Resources | None = None,
+        limits: Limits | None = None,
+        place_s: float = 300.0,
+        warm_s: float = 600.0,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if backend == "cpu":
+            from autotune.trial.config_builder import refuse_on_cpu
+
+            refuse_on_cpu(workload)
+        self.name = backend
+        self.to_the_bit = backend == "cpu"
+        self._backend: Backend = backend
+        self._workload, self._seed, self._address, self._loop = workload, seed, address, loop
+        self._program = program
+        self._bundle = bundle or BUNDLES[backend]
+        self._limits = limits or LIMITS[backend]
+        self._place_s, self._warm_s, self._on_note = place_s, warm_s, on_note
+        self._world = workload.parallel.world_size
+        self._groups: list[SlotGroup] = []
+        self._connected = False
+
+    def lacks(self, boundary: Boundary, run_index: int) -> str | None:
+        """Nothing: a boundary can always be launched again."""
+        return None
+
+    @property
+    def parallel(self) -> int:
+        """How many trials run side by side; known once connected."""
+        return max(1, len(self._groups))
+
+    def open(self) -> None:
+        """Connect, place the slots and have them ready. May be called twice."""
+        if self._connected and self._groups:
+            return
+        # One CPU a slot: on our own cluster they are declared, whatever the machine has.
+        connect(self._address, local_cpus=self._world)
+        self._connected = True
+        self._groups.append(self._make_group())
+        if is_own(self._address):
+            return
+        while len(self._groups) < min(MOST_GROUPS, room_for(self._bundle) // self._world):
+            try:
+                self._groups.append(self._make_group(place_s=10.0))
+            except StoppedError:
+                break  # Busy with other work: what is placed is enough.
+
+    def drive(self, source: Source, folder: Path) -> None:
+        """Run the trials of a source until it is finished.
+
+        Raises:
+            StoppedError: The cluster was lost; the run can be resumed.
+        """
+        self.open()
+        driver = TuneDriver(
+            groups=self._groups, make_group=self._make_group, make_spec=self.spec, limits=self._limits, folder=folder
+        )
+        driver.drive(source)
+
+    def run(self, request: TrialRequest, on_progress: OnProgress | None = None) -> TrialRecord:
+        """Run one boundary on all ranks of its world."""
+        with tempfile.TemporaryDirectory(prefix="autotune-trial-") as folder:
+            if request.folder is None:
+                return self.run(replace(request, folder=Path(folder)), on_progress)
+            one = _One(request, on_progress)
+            self.drive(one, Path(folder))
+        assert one.record is not None
+        return one.record
+
+    def spec(self, request: TrialRequest) -> TrialSpec:
+        """What the ranks of a request run."""
+        assert request.folder is not None
+        return TrialSpec(
+            number=request.number,
+            workload=self._workload,
+            boundary=request.boundary,
+            world_size=self._world,
+            steps=request.steps,
+            seed=1234 + self._seed,
+            backend=self._backend,
+            capacity_bytes=request.limit_bytes if self._backend == "cpu" else None,
+            folder=str(request.folder.resolve()),
+            loop=self._loop,
+            program=self._program,
+            environment=self._environment(request),
+        )
+
+    def close(self) -> None:
+        """End the slots and leave the cluster."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+        if self._connected:
+            disconnect()
+            self._connected = False
+
+    def _environment(self, request: TrialRequest) -> dict[str, str]:
+        return dict(ALLOCATOR) if request.repeat_reason == "allocator" else {}
+
+    def _make_group(self, place_s: float | None = None) -> SlotGroup:
+        group = SlotGroup(self._world, self._bundle, timeout_s=self._place_s if place_s is None else place_s)
+        try:
+            warm = group.warm(self._backend, self._loop, self._workload.env_vars, self._program, timeout_s=self._warm_s)
+        except BaseException:
+            group.close()
+            raise
+        cold = next((slot.cold for slot in warm if slot.cold is not None), None)
+        where = f"{self._world} rank slots on {group.nodes} node{'s' if group.nodes > 1 else ''}"
+        how = f"ready after {max(slot.seconds for slot in warm):.1f} s"
+        self._on_note(f"{where}, {how}" if cold is None else f"{where}; each trial starts cold processes: {cold}")
+        return group
+
+
+class _One:
+    """A source of a single trial."""
+
+    def __init__(self, request: TrialRequest, on_progress: OnProgress | None) -> None:
+        self._request, self._on_progress = request, on_progress
+        self._asked = False
+        self.record: TrialRecord | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._asked
+
+    def next_request(self) -> TrialRequest | None:
+        if self._asked:
+            return None
+        self._asked = True
+        return self._request
+
+    def accept(self, request: TrialRequest, record: TrialRecord) -> None:
+        self.record = record
+
+    def progress(self, request: TrialRequest, figures: Mapping[str, Any]) -> None:
+        if self._on_progress is not None:
+            self._on_progress(figures)

@@ -1,0 +1,87 @@
+"""The connection to Ray: a cluster by its address, or a small one of our own on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import RequestError
+
+NAMESPACE = "autotune"
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # Trials are given absolute paths; a changed directory would only surprise.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_TRAIN_V2_MIGRATION_WARNINGS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # Results are in the run directory, once.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # Resume is a new Tuner over the study's journal.
+    "TUNE_WARN_THRESHOLD_S": "30",
+}
+_LOCAL_STORE_BYTES = 128 * 2**20
+
+
+def connect(address: str | None, *, local_cpus: int) -> Mapping[str, float]:
+    """Connect to Ray; what the cluster has, by resource.
+
+    Args:
+        address: ``host:port``, ``auto`` or ``ray://...``; None is ``RAY_ADDRESS`` (set inside a submitted job), else a
+            cluster of our own that ends with this process.
+        local_cpus: CPUs to declare for a cluster of our own: a rank slot takes one.
+
+    Raises:
+        RequestError: There is no cluster at the address.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if not ray.is_initialized():
+        common: dict[str, Any] = dict(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if address is None or address == "local":
+                ray.init(
+                    address="local",
+                    num_cpus=local_cpus,
+                    num_gpus=_local_gpus(),
+                    include_dashboard=False,
+                    object_store_memory=_LOCAL_STORE_BYTES,
+                    _node_ip_address="127.0.0.1",
+                    **common,
+                )
+            else:
+                try:
+                    ray.init(address=address, **common)
+                except (ConnectionError, ValueError, RuntimeError) as error:
+                    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    raise RequestError(
+                        "--address", address, f"no Ray cluster answers there ({first[:200]})", "start one, or leave --address out"
+                    ) from None
+    return dict(ray.cluster_resources())
+
+
+def disconnect() -> None:
+    """Leave the cluster; one of our own ends."""
+    import ray
+
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+
+
+def is_own(address: str | None) -> bool:
+    """Whether ``connect`` starts a cluster of its own for the address."""
+    return (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+
+
+def _local_gpus() -> int:
+    from autotune.cluster.gpus import read_gpus
+
+    return len(read_gpus())

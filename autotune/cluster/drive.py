@@ -1,0 +1,236 @@
+"""Ray Tune drives the trials of a run: a Searcher over its study, coordinators on slot groups, each result taken once."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.cluster.coordinator import Order, coordinate
+from autotune.cluster.group import SlotGroup
+from autotune.errors import StoppedError
+from autotune.records import dump_json, load_json, write_atomically
+from autotune.trial.attend import Limits
+from autotune.trial.backends.base import TrialRequest
+from autotune.trial.lines import LineFollower
+from autotune.trial.record import Failure, TrialRecord
+from autotune.trial.spec import TrialSpec
+
+_HEAD = {"node:__internal_head__": 0.001}
+"""A coordinator takes no CPU and no GPU; it sits on Ray's head node, whose loss ends the run anyway."""
+LOST_CLASSES = frozenset({"node_lost", "infrastructure"})
+
+
+class Source(Protocol):
+    """Where trials come from and results go: the run's study with its sampler."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be asked for."""
+        ...
+
+    def next_request(self) -> TrialRequest | None:
+        """The next trial; None while running ones have to end first, or when ``finished``."""
+        ...
+
+    def accept(self, request: TrialRequest, record: TrialRecord) -> None:
+        """Take the result of a trial."""
+        ...
+
+    def progress(self, request: TrialRequest, figures: Mapping[str, Any]) -> None:
+        """Take figures of a running trial."""
+        ...
+
+
+@dataclass
+class _Running:
+    request: TrialRequest
+    group: int
+    followers: list[LineFollower]
+    highest_bytes: int = 0
+    step: int = 0
+
+
+@dataclass(kw_only=True)
+class TuneDriver:
+    """Drives one run.
+
+    Args:
+        groups: Slot groups, one trial each at a time.
+        make_group: Makes a new one where a node was lost.
+        make_spec: The spec of a request.
+        folder: Where Tune may keep its own state while it runs; nothing in it outlives the run.
+    """
+
+    groups: list[SlotGroup]
+    make_group: Callable[[], SlotGroup]
+    make_spec: Callable[[TrialRequest], TrialSpec]
+    limits: Limits
+    folder: Path
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _error: BaseException | None = None
+    _broken: set[int] = field(default_factory=set)
+
+    def drive(self, source: Source) -> None:
+        """Run trials until the source is finished.
+
+        Raises:
+            StoppedError: The cluster was lost, or processes of a trial would not end.
+        """
+        import ray
+        from ray import tune
+        from ray.tune.search import Searcher
+
+        driver = self
+
+        class FromStudy(Searcher):  # type: ignore[misc]
+            """Asks the study for the next boundary, and tells it each result."""
+
+            def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+                return driver._suggest(source, trial_id, Searcher.FINISHED)
+
+            def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+                driver._complete(source, trial_id, failed=error or not result)
+
+            def save(self, checkpoint_path: str) -> None:
+                """Nothing: the journal is the state."""
+
+            def restore(self, checkpoint_path: str) -> None:
+                """Nothing: a resumed run is a new Tuner over the journal."""
+
+        class Watch(tune.Callback):  # type: ignore[misc]
+            """Looks at the lines of running ranks whenever Tune's loop turns."""
+
+            def on_step_begin(self, iteration: int, trials: Sequence[Any], **info: Any) -> None:
+                driver._watch(source)
+
+        storage = self.folder / ".tune"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tuner = tune.Tuner(
+                    tune.with_resources(coordinate, tune.PlacementGroupFactory([_HEAD])),
+                    tune_config=tune.TuneConfig(search_alg=FromStudy(), num_samples=-1, reuse_actors=True),
+                    run_config=tune.RunConfig(
+                        name="trials",
+                        storage_path=str(storage.resolve()),
+                        callbacks=[Watch()],
+                        verbose=0,
+                        failure_config=tune.FailureConfig(max_failures=0, fail_fast=False),
+                    ),
+                )
+                tuner.fit()
+        except ray.exceptions.RayError as error:
+            raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
+        finally:
+            shutil.rmtree(storage, ignore_errors=True)
+        if self._error is not None:
+            raise self._error
+
+    def _suggest(self, source: Source, trial_id: str, finished: str) -> dict[str, Any] | str | None:
+        """What Tune runs next. Nothing is raised through Tune, which would make an error of its own of it."""
+        try:
+            if self._error is not None or (source.finished and not self._running):
+                return finished
+            busy = {running.group for running in self._running.values()}
+            free = next((number for number in range(len(self.groups)) if number not in busy), None)
+            if free is None:
+                return None
+            request = source.next_request()
+            if request is None:
+                return finished if source.finished and not self._running else None
+            return self._start(request, trial_id, free)
+        except BaseException as error:
+            self._error = error
+            return finished
+
+    def _start(self, request: TrialRequest, trial_id: str, number: int) -> dict[str, Any]:
+        group = self._whole(number)
+        spec = self.make_spec(request)
+        spec.save()
+        order = Order(
+            spec=spec,
+            slots=tuple(group.names),
+            places=tuple(group.places),
+            limits=self.limits,
+            workload_digest=request.workload_digest,
+            repeat_reason=request.repeat_reason,
+        )
+        path = Path(spec.folder) / "order.json"
+        write_atomically(path, dump_json(order))
+        followers = [LineFollower(spec.rank_file(rank)) for rank in range(spec.world_size)]
+        self._running[trial_id] = _Running(request=request, group=number, followers=followers)
+        return {"number": request.number, "order": str(path.resolve())}
+
+    def _whole(self, number: int) -> SlotGroup:
+        """A group whose slots all live."""
+        group = self.groups[number]
+        if number in self._broken:
+            group.close()
+            group = self.groups[number] = self.make_group()
+            self._broken.discard(number)
+        return group
+
+    def _complete(self, source: Source, trial_id: str, *, failed: bool) -> None:
+        running = self._running.pop(trial_id, None)
+        if running is None:
+            return
+        try:
+            record = self._record(running, failed=failed)
+            if record.failure is not None and record.failure.failure_class in LOST_CLASSES:
+                self._broken.add(running.group)
+            source.accept(running.request, record)
+            left = record.details.get("left_pids")
+            if left:
+                pids = ", ".join(str(pid) for pid in left)
+                raise StoppedError(f"processes of trial {record.number} would not end (pids {pids}); end them, then --resume")
+        except BaseException as error:
+            self._error = self._error or error
+
+    def _record(self, running: _Running, *, failed: bool) -> TrialRecord:
+        """What the coordinator wrote; where it died before that, an infrastructure failure."""
+        request = running.request
+        path = Path(str(request.folder)) / "record.json"
+        if path.exists():
+            return load_json(path, TrialRecord)
+        self._broken.add(running.group)
+        return TrialRecord(
+            number=request.number,
+            kind="measured",
+            boundary=request.boundary,
+            workload_digest=request.workload_digest,
+            world_size=request.world_size,
+            completed=False,
+            ranks={},
+            failure=Failure(
+                failure_class="infrastructure",
+                stage="launch",
+                message="the coordinator of the trial died" if failed else "the coordinator of the trial wrote no record",
+            ),
+            repeat_reason=request.repeat_reason,
+        )
+
+    def _watch(self, source: Source) -> None:
+        for running in self._running.values():
+            for rank, follower in enumerate(running.followers):
+                for line in follower.read():
+                    running.highest_bytes = max([running.highest_bytes, *(line.get("phases") or {}).values()])
+                    running.step = max(running.step, line.get("step") or 0)
+                    if line["event"] in ("phase", "built", "iteration"):
+                        source.progress(
+                            running.request,
+                            {
+                                "rank": rank,
+                                "step": running.step,
+                                "steps": running.request.steps,
+                                "phase": line.get("phase", line["event"]),
+                                "peak_bytes": running.highest_bytes,
+                            },
+                        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
