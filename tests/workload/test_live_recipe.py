@@ -50,6 +50,7 @@ OVERRIDES = (
     "dataset.seq_length=4096",
     "mixed_precision.grad_reduce_in_fp32=true",
     "mixed_precision.fp8_recipe=delayed",
+    "optimizer.use_precision_aware_optimizer=true",
     "optimizer.exp_avg_dtype=bfloat16",
     "model.recompute_granularity=selective",
     "model.recompute_modules=[mlp]",
