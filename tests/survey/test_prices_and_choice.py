@@ -11,6 +11,7 @@ from autotune.trial.survey.normalise import normalise
 from autotune.trial.survey.plan import SurveyPlan
 from autotune.trial.survey.prices import Price, PriceList
 from autotune.trial.survey.report import PredictedSetting
+from autotune.trial.survey.summary import summarise
 from autotune.trial.survey.timeline import Timeline
 
 
@@ -91,3 +92,13 @@ def test_the_highest_rank_and_the_longest_replay_count() -> None:
 def test_every_setting_is_listed_once() -> None:
     settings = all_settings(("a", "b", "c"), 4)
     assert len(settings) == len(set(settings)) == 8 + 4 + 4
+
+
+def test_a_summary_tells_what_a_label_drops_on_each_kind_of_layer(timeline: Timeline) -> None:
+    prices = PriceList(timeline, [times(timeline, {"layer": 10.0, "a": 3.0, "b": 2.0})], units_total=1)
+    rows = {(row.label, row.layer_kind): row for row in summarise(timeline, prices)}
+    assert set(rows) == {("layer", "a"), ("layer", "a+b"), ("a", "a"), ("a", "a+b"), ("b", "a+b")}
+    inner, whole = rows["b", "a+b"], rows["layer", "a+b"]
+    assert (inner.layers, inner.kept_bytes, inner.dropped_bytes, inner.forward_ms) == (1, 10, 0, 2.0)
+    assert inner.inert and whole.dropped_bytes == 20 and not whole.inert
+    assert whole.replay_transient_bytes == 40

@@ -23,6 +23,7 @@ from autotune.trial.survey.plan import SurveyPlan, require_surveyable
 from autotune.trial.survey.prices import PriceList
 from autotune.trial.survey.recorder import Mode, Recorder
 from autotune.trial.survey.report import Guard, SurveyReport, SwitchedSetting
+from autotune.trial.survey.summary import summarise
 from autotune.trial.survey.switch import Switch, blocks_of
 from autotune.trial.survey.trace import Trace
 
@@ -179,6 +180,7 @@ class Conductor:
             labels=labels,
             inert_labels=tuple(sorted(set(self._plan.labels) - set(labels))),
             predicted=predicted,
+            regions=summarise(timeline, prices),
             base_measured={rank: ranks[1] for rank, ranks in enumerate(gathered)},
             guards=guards,
             surveyed_step_ms={

@@ -45,6 +45,10 @@ class PriceList:
         self._median = {kind: statistics.median(pool) for kind, pool in pools.items()}
         self._error = {kind: _median_error(pool) for kind, pool in pools.items()}
 
+    def forward_ms(self, region: int) -> float:
+        """Median forward time of a region's kind; 0 where it was not timed."""
+        return self._median.get(self._kinds[region], 0.0)
+
     def price(self, boundary: Boundary) -> Price:
         """Sum over the checkpoints a setting makes, nested ones included: an inner one is replayed once more."""
         counts: dict[tuple[str, ...], int] = defaultdict(int)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from autotune.boundary.boundary import Boundary
 from autotune.trial.survey.prices import Price
+from autotune.trial.survey.summary import RegionSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class SurveyReport:
     inert_labels: tuple[str, ...]
     """Labels that the model was built with and that no rank has a region of."""
     predicted: tuple[PredictedSetting, ...]
+    regions: tuple[RegionSummary, ...] = ()
+    """Labels by kind of layer, on rank 0."""
     base_measured: Mapping[int, Mapping[str, int]]
     """The base's phases by rank, a plain step."""
     base_step_ms: tuple[float, ...] = ()
