@@ -16,9 +16,9 @@ class _Opaque(torch.autograd.Function):
     def forward(ctx: Any, function: Callable[..., Tensor], extra: tuple[tuple[Any, ...], ...], *tensors: Tensor) -> Tensor:
         with scratch(), torch.no_grad():
             result = function(*tensors)
-        out = torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        out = tensors[0].new_empty(result.shape, dtype=result.dtype)
         out.copy_(result)
-        kept = [torch.empty(shape, dtype=dtype, device=out.device) for shape, dtype in extra]
+        kept = [out.new_empty(shape, dtype=dtype) for shape, dtype in extra]
         for tensor in kept:
             tensor.zero_()
         ctx.save_for_backward(*tensors, *kept)

@@ -46,9 +46,9 @@ class _FusedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: str, window: tuple[int, int] | None, p: float
     ) -> Tensor:
         sq, b, a, _ = q.shape
-        out = torch.empty(sq, b, a, v.shape[3], dtype=q.dtype, device=q.device)
-        statistics = torch.empty(b, a, sq, 1, dtype=torch.float32, device=q.device)
-        random_state = torch.empty(2, dtype=torch.int64, device=q.device)
+        out = q.new_empty((sq, b, a, v.shape[3]))
+        statistics = q.new_empty((b, a, sq, 1), dtype=torch.float32)
+        random_state = q.new_empty((2,), dtype=torch.int64)
         with scratch(), torch.no_grad():
             random_state.zero_()
             if p > 0:

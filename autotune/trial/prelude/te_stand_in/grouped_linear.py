@@ -21,7 +21,7 @@ class _GroupedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, splits: list[int], fuse: bool, num_gemms: int, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:num_gemms], parameters[num_gemms:]
         rows = x.reshape(-1, weights[0].shape[1])
-        out = torch.empty(rows.shape[0], weights[0].shape[0], dtype=x.dtype, device=x.device)
+        out = x.new_empty((rows.shape[0], weights[0].shape[0]))
         with scratch(), torch.no_grad():
             pieces = zip(torch.split(rows, splits), torch.split(out, splits), weights, strict=True)
             for index, (piece, target, weight) in enumerate(pieces):

@@ -28,7 +28,7 @@ def set_scratch(context: Callable[[], AbstractContextManager[None]]) -> None:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices into a fresh tensor of a's dtype."""
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    out = a.new_empty((a.shape[0], b.shape[1]))
     with scratch(), torch.no_grad():
         torch.mm(a, b, out=out)
     return out
@@ -50,7 +50,7 @@ def weight_gradient(weight: Tensor, grad_output: Tensor, inp: Tensor, *, fuse: b
     Source: transformer_engine/pytorch/module/linear.py:_linear_backward ("Handle custom DDP from mcore") at 2.17.1.
     """
     if not fuse:
-        grad = torch.empty(weight.shape, dtype=grad_output.dtype, device=weight.device)
+        grad = weight.new_empty(weight.shape, dtype=grad_output.dtype)
         matmul_into(grad, grad_output.t(), inp, accumulate=False)
         return grad
     matmul_into(weight.main_grad, grad_output.t(), inp, accumulate=True)

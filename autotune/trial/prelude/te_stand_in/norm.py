@@ -19,8 +19,8 @@ def normalise(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The norm of each row of a matrix: (output, mean or None, inverse deviation); mean is None for RMSNorm."""
     out = torch.empty_like(x)
-    mean = torch.empty(x.shape[0], dtype=torch.float32, device=x.device) if bias is not None else None
-    inverse = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    mean = x.new_empty((x.shape[0],), dtype=torch.float32) if bias is not None else None
+    inverse = x.new_empty((x.shape[0],), dtype=torch.float32)
     with scratch(), torch.no_grad():
         values = x.float()
         if mean is not None:

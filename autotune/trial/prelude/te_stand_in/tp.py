@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -19,7 +18,7 @@ def gather_rows(x: Tensor, group: Any) -> Tensor:
     size = group_size(group)
     if size == 1:
         return x
-    out = torch.empty((x.shape[0] * size, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    out = x.new_empty((x.shape[0] * size, *x.shape[1:]))
     dist.all_gather_into_tensor(out, x.contiguous(), group=group)
     return out
 
@@ -29,7 +28,7 @@ def scatter_rows(x: Tensor, group: Any) -> Tensor:
     size = group_size(group)
     if size == 1:
         return x
-    out = torch.empty((x.shape[0] // size, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    out = x.new_empty((x.shape[0] // size, *x.shape[1:]))
     dist.reduce_scatter_tensor(out, x.contiguous(), group=group)
     return out
 
