@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = {"torch", "ray", "optuna", "megatron", "transformers", "numpy", "sqlalchemy", "pandas"}
 
 
@@ -21,13 +19,11 @@ def imported(environment: dict[str, str], *arguments: str) -> set[str]:
     return {name.split(".")[0] for name in lines}
 
 
-@pytest.mark.parametrize("format_", ["text", "json"])
-def test_plan_imports_nothing_heavy(format_: str, command_environment: dict[str, str]) -> None:
-    found = imported(command_environment, "plan", "--recipe", "nemotron3nano", "--mem-target", "75GB", "--format", format_)
-    assert "autotune" in found
+def test_plan_imports_nothing_heavy(command_environment: dict[str, str]) -> None:
+    found = imported(command_environment, "plan", "--recipe", "nemotron3nano", "--mem-target", "75GB")
+    assert "rich" in found, "the text is printed, so what it needs is among the imports"
     assert found & HEAVY == set()
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["recipes"]])
-def test_small_commands_import_nothing_heavy(arguments: list[str], command_environment: dict[str, str]) -> None:
-    assert imported(command_environment, *arguments) & HEAVY == set()
+def test_listing_recipes_imports_nothing_heavy(command_environment: dict[str, str]) -> None:
+    assert imported(command_environment, "recipes") & HEAVY == set()

