@@ -170,6 +170,8 @@ class Survival:
             outer = self._timeline.regions[outer].parent
 
     def _backward_end(self, region: int) -> None:
+        if region in self._index.following:  # A layer without a region of its own to show its sum.
+            self._gradients_summed(-1)
         self._keep_inputs(region)
         group = self._by_first.get(region)
         if group is None:
