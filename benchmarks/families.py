@@ -18,6 +18,9 @@ def family_of(row_id: str, source: str, workload: Workload | None, boundary: Bou
     cases = (
         ("offload, distillation", features.fine_grained_activation_offloading or "--export-kd-cfg" in workload.other),
         ("memory speed", "memory_speed" in row_id),
+        ("hybrid", model.hybrid_layer_pattern is not None),
+        ("linear attention", model.experimental_attention_variant is not None),
+        ("FSDP", workload.optimizer.use_megatron_fsdp or workload.optimizer.use_torch_fsdp2),
         ("MoE Muon", "muon" in workload.optimizer.optimizer),
         ("MoE FP8 graphs", features.cuda_graph_impl != "none"),
         ("MoE", model.num_moe_experts is not None),

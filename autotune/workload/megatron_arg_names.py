@@ -144,6 +144,7 @@ DERIVED: Mapping[str, Arg] = {
         ("num_microbatches", "int", None), ("spec", "list", None), ("gated_linear_unit", "bool", False),
         ("activation_func", "str", None), ("bias_activation_fusion", "bool", None), ("params_dtype", "dtype", None),
         ("grad_reduce_in_fp32", "bool", None), ("moe_layer_recompute", "bool", False), ("is_hybrid_model", "bool", False),
+        ("hybrid_attention_ratio", "float", 0.0), ("hybrid_mlp_ratio", "float", 0.0),
     )
 }  # fmt: skip
 """Arguments that decide a field together with others."""

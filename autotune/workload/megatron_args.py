@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.workload.hybrid_ratios import pattern_of_ratios
 from autotune.workload.megatron_arg_names import DERIVED, DIRECT, canonical
 from autotune.workload.megatron_values import read_value
 from autotune.workload.neutral import NEUTRAL
@@ -133,6 +134,10 @@ def _follow(given: dict[str, Any]) -> None:
         given["cuda_graph_impl"], modules = "full_iteration", ()
     given["cuda_graph_modules"] = tuple(module for module in modules if module != "full")
     given["hybrid_layer_pattern"] = given["hybrid_layer_pattern"] or given["hybrid_override_pattern"]
+    hybrid = given["is_hybrid_model"] or _HYBRID_SPECS & set(_as_tuple(given["spec"]))
+    if hybrid and not given["hybrid_layer_pattern"] and given["num_layers"]:
+        ratios = given["hybrid_attention_ratio"], given["hybrid_mlp_ratio"]
+        given["hybrid_layer_pattern"] = pattern_of_ratios(given["num_layers"], *ratios)
     if given["hybrid_layer_pattern"]:
         main, *depths = given["hybrid_layer_pattern"].split("/")
         given["num_layers"] = len(main.replace("|", ""))
@@ -290,8 +295,6 @@ def _unplaced(given: Mapping[str, Any]) -> dict[str, Any]:
     spec = set(_as_tuple(given["spec"]))
     if spec and not (given["hybrid_layer_pattern"] and spec & _HYBRID_SPECS) and spec != {"local"}:
         unplaced["--spec"] = " ".join(sorted(spec))
-    if given["is_hybrid_model"] and not given["hybrid_layer_pattern"]:
-        unplaced["--is-hybrid-model"] = True
     return unplaced
 
 

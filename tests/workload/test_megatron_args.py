@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import RequestError
+from autotune.workload.hybrid_ratios import pattern_of_ratios
 from autotune.workload.megatron_arg_names import DERIVED, DIRECT, canonical
 from autotune.workload.megatron_args import workload_from_args
 from autotune.workload.megatron_args_file import parse_command, read_args_file
@@ -164,6 +165,41 @@ def test_none_is_a_choice_where_megatron_has_it() -> None:
     assert workload.model.position_embedding_type == "none"
     assert workload.features.cuda_graph_impl == "none"
     assert workload.precision.fp8 is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "pattern"),
+    [
+        ({}, "MMMMMMMMMMMM"),
+        ({"hybrid_attention_ratio": 0.25, "hybrid_mlp_ratio": 0.25}, pattern_of_ratios(12, 0.25, 0.25)),
+        ({"hybrid_override_pattern": "M*M-M*M-M*M-"}, "M*M-M*M-M*M-"),
+    ],
+)
+def test_hybrid_models_by_ratios_and_old_names(ratios: dict[str, Any], pattern: str) -> None:
+    spec = "[megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec]"
+    workload = read(is_hybrid_model=True, spec=spec, **ratios)
+    assert workload.model.hybrid_layer_pattern == pattern
+    assert workload.other == {}
+
+
+@given(st.integers(1, 64), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_ratios_give_the_asked_number_of_attention_layers(layers: int, attention: float, mlp: float) -> None:
+    pattern = pattern_of_ratios(layers, attention, mlp)
+    assert len(pattern) == layers
+    assert pattern.count("*") == round(layers * attention)
+    assert set(pattern) <= set("M*-")
+
+
+@pytest.mark.slow
+def test_ratios_agree_with_megatrons_own_allocation() -> None:
+    allocation = pytest.importorskip("megatron.core.ssm.mamba_hybrid_layer_allocation")
+    if not hasattr(allocation, "_allocate_auto"):
+        pytest.skip("this Megatron Core takes patterns only")
+    for layers in (1, 8, 24, 52):
+        for attention in (0.0, 0.08, 0.25, 0.5):
+            for mlp in (0.0, 0.1, 0.5):
+                expected = "".join(allocation._allocate_auto(layers, attention, mlp))
+                assert pattern_of_ratios(layers, attention, mlp) == expected
 
 
 def test_host_optimizer_takes_megatrons_own_fraction() -> None:
