@@ -18,7 +18,7 @@ from autotune.records import to_builtins
 from autotune.search.breakpoints import breakpoints, predicted_points, recorded_points
 from autotune.search.certificate import at_risk, certificate
 from autotune.search.evidence import Evidence, launchable
-from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost, TrialSummary
+from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost, SettingTimeline, TrialSummary
 from autotune.search.proposal import Sampler, Stop
 from autotune.trial.backends.base import TrialBackend, TrialRequest
 from autotune.trial.backends.replay import ReplayBackend
@@ -91,6 +91,7 @@ def conclude(end: Conclusion) -> Recommendation:
         claims=claims(end.prepared.workload, evidence, verdict, kind),
         warnings=_warnings(end, verdict, context),
         trials=_trials(evidence),
+        timelines=_timelines(end, answer),
         sampler=end.request.sampler,
         seed=end.request.seed,
         run_directory=str(end.run_directory),
@@ -289,6 +290,23 @@ def _trials(evidence: Evidence) -> tuple[TrialSummary, ...]:
             )
         )
     return tuple(rows)
+
+
+def _timelines(end: Conclusion, answer: Boundary | None) -> tuple[SettingTimeline, ...]:
+    """Control and answer, each on its heaviest stage."""
+    wanted = dict.fromkeys((Boundary.selective(), *(() if answer is None else (answer,))))
+    found = ((boundary, _prediction(end, boundary)) for boundary in wanted)
+    return tuple(
+        SettingTimeline(
+            name=boundary.key,
+            boundary=boundary.to_fields(),
+            stage=prediction.stage,
+            rank=prediction.rank,
+            phases=prediction.stages[prediction.stage].phases,
+        )
+        for boundary, prediction in found
+        if prediction is not None
+    )
 
 
 def _posterior(sampler: Sampler) -> Callable[[Boundary], float | None]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autotune.ledger.prediction import PhasePeak
+
 Basis = Literal[
     "measured", "replayed", "switched", "predicted", "invalid", "no effect", "same effect", "not checkable here", "open"
 ]
@@ -85,6 +87,17 @@ class TrialSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingTimeline:
+    """Predicted peak of every phase of one setting on the pipeline stage that is heaviest under it, by term group."""
+
+    name: str
+    boundary: Mapping[str, Any]
+    stage: int
+    rank: int
+    phases: tuple[PhasePeak, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """The answer and all it rests on.
 
@@ -123,6 +136,8 @@ class Recommendation:
     claims: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     trials: tuple[TrialSummary, ...] = ()
+    timelines: tuple[SettingTimeline, ...] = ()
+    """Of the control and of the answer, as predicted; of the control alone where there is no answer."""
     sampler: str = "planner"
     seed: int = 0
     run_directory: str | None = None
