@@ -78,8 +78,10 @@ def cross_entropy_ops(ctx: Context, prefix: str) -> tuple[Op, ...]:
         saved = kept("logit_gradient", full, "4 n V'", source="TE triton/cross_entropy.py:cross_entropy_forward at 2.18 (#3193)")
         ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=half)
     elif impl == "native":
+        # torch.compile clones the softmax for the index_put of its backward; eager, on a CPU, it is written in place
+        cloned = 0 if ctx.stand_in else full
         saved = kept("softmax", full, "4 n V'", source="fused_cross_entropy.py:_VocabParallelCrossEntropy at 24bad8e6")
-        ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=full + half)
+        ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=cloned + half)
     else:
         saved = kept("softmax", full + 9 * s.tokens, "4 n V' + 9 n")
         ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=half)

@@ -46,6 +46,7 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
             f"{kind.mixer}+{kind.mlp}",
             [op for block in blocks for op in block.ops],
             [region for block in blocks for region in block.regions],
+            residual_bytes=ctx.sizes.hidden_bytes,
         ),
         tuple(param for block in blocks for param in block.params),
         captured=is_captured(ctx, kind),

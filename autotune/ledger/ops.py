@@ -94,8 +94,9 @@ class LayerCost:
 class Layer:
     """Operations and regions of one layer kind; evaluations are cached per label set."""
 
-    def __init__(self, name: str, ops: Iterable[Op], regions: Iterable[Region] = ()) -> None:
+    def __init__(self, name: str, ops: Iterable[Op], regions: Iterable[Region] = (), *, residual_bytes: int = 0) -> None:
         self.name = name
+        self._residual_bytes = residual_bytes
         self.ops = tuple(ops)
         self.regions = tuple(regions)
         self.labels: frozenset[str] = frozenset(region.label for region in self.regions)
@@ -199,7 +200,8 @@ class Layer:
                     live.add(tensor.name)
                     restored.add(tensor.name)
                     level += tensor.nbytes
-            transient = max(op.backward_bytes, replay_extra)
+            # the gradient of the residual stream waits beside every operation of the layer
+            transient = max(op.backward_bytes, replay_extra) + self._residual_bytes
             if transient + level > best:
                 best, best_live, best_transient = transient + level, set(live), transient
             for name in leaving.get(index, ()):

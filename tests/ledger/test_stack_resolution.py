@@ -70,12 +70,10 @@ def test_newer_transformer_engine_than_read_is_used_as_the_nearest_and_said() ->
 def test_cross_entropy_variants(fusion: str | None, te: str, loss: int, backward: int) -> None:
     """Bytes a logit, on a vocabulary so large that nothing else matters."""
     features = {"cross_entropy_loss_fusion": fusion is not None, "cross_entropy_fusion_impl": fusion or "native"}
-    workload = small(train={"seq_length": 4096}, model={"vocab_size": 128 * 4000}, features=features, stack={"transformer_engine": te})
-    phases = {
-        p.phase: p
-        for p in Ledger(workload, variant="stand_in").predict(Boundary.selective()).stages[0].phases
-        if p.iteration == "first"
-    }
+    workload = small(
+        train={"seq_length": 4096}, model={"vocab_size": 128 * 4000}, features=features, stack={"transformer_engine": te}
+    )
+    phases = {p.phase: p for p in Ledger(workload).predict(Boundary.selective()).stages[0].phases if p.iteration == "first"}
     logits = 4096 * 128 * 4000
 
     def per_logit(phase: str) -> float:
