@@ -64,7 +64,7 @@ class Conductor:
         self._step_ms: dict[str, list[float]] = defaultdict(list)
         self._host_ms: dict[str, list[float]] = defaultdict(list)
         self._began_s = 0.0
-        self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
+        self._interleaved: dict[Boundary, list[tuple[float, float]]] = defaultdict(list)
         self._report: SurveyReport | None = None
 
     # The trial's events
@@ -104,7 +104,8 @@ class Conductor:
     def end_step(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Take what the step showed; the last one ends the trial."""
         kind, boundary = self._current
-        self._host_ms[kind].append((time.thread_time() - self._began_s) * 1e3)
+        thread_ms = (time.thread_time() - self._began_s) * 1e3
+        self._host_ms[kind].append(thread_ms)
         iteration = self._session.probe.last_iteration
         self._switch.record(None)
         if self._recorder is not None:
@@ -115,7 +116,8 @@ class Conductor:
         self._numbers[boundary].append((loss, grad_norm))
         self._phases[kind if kind != "switched" else f"switched {boundary.key}"].append(dict(iteration["phases"]))
         if kind == "interleaved":
-            self._interleaved[boundary].append(max(self._gather(iteration["step_ms"])))
+            ranks = self._gather((iteration["step_ms"], thread_ms))
+            self._interleaved[boundary].append((max(step for step, _ in ranks), max(own for _, own in ranks)))
         if self._report is None:
             if not self._queue:
                 self._survey()
@@ -236,12 +238,15 @@ class Conductor:
 
     def _finish(self, step: int) -> None:
         assert self._report is not None
-        times = {boundary: tuple(step_ms) for boundary, step_ms in self._interleaved.items()}
-        switched = tuple(_replaced(s, step_ms=times.get(s.boundary, ())) for s in self._report.switched)
+        steps = {boundary: tuple(step for step, _ in times) for boundary, times in self._interleaved.items()}
+        own = {boundary: tuple(thread for _, thread in times) for boundary, times in self._interleaved.items()}
         self._report = _replaced(
             self._report,
-            switched=switched,
-            base_step_ms=times.get(self._base, ()),
+            switched=tuple(
+                _replaced(s, step_ms=steps.get(s.boundary, ()), thread_ms=own.get(s.boundary, ())) for s in self._report.switched
+            ),
+            base_step_ms=steps.get(self._base, ()),
+            base_thread_ms=own.get(self._base, ()),
             guards=(*self._report.guards, *self._number_guards()),
         )
         self._write()

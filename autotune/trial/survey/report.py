@@ -36,6 +36,8 @@ class SwitchedSetting:
     """Rank to phase to peak bytes, over the setting's steps but the first."""
     step_ms: tuple[float, ...]
     """Interleaved steps, the slowest rank of each."""
+    thread_ms: tuple[float, ...] = ()
+    """The same steps by the main thread's own time: on a CPU, what other processes do not disturb."""
     loss: float | None = None
     grad_norm: float | None = None
     error_fraction: float = 0.0
@@ -78,6 +80,7 @@ class SurveyReport:
     """The base's phases by rank, a plain step."""
     base_step_ms: tuple[float, ...] = ()
     """Interleaved steps of the base."""
+    base_thread_ms: tuple[float, ...] = ()
     switched: tuple[SwitchedSetting, ...] = ()
     trying: Boundary | None = None
     """The setting that was running when the process ended, if it did not end by itself."""
