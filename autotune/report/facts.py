@@ -8,7 +8,9 @@ from typing import Any
 
 from autotune.errors import ExitStatus
 from autotune.report.contract import contract_rows
+from autotune.report.evidence_tables import comparison_table, phase_table, rank_table
 from autotune.report.run_view import RunView
+from autotune.report.table import Table
 from autotune.report.text import (
     UNKNOWN,
     boundary_name,
@@ -22,21 +24,10 @@ from autotune.report.text import (
 )
 from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost
 
-Row = tuple[str, ...]
 BEST = 5
 """Settings that fit, listed after the answer."""
 OPEN_NAMED = 6
 """Open settings named where there is no answer; all of them are in recommendation.json."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of text under named columns; ``note`` says what kind of figures they are."""
-
-    title: str
-    note: str
-    columns: Row
-    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +40,7 @@ class Facts:
         answer: Name and text of each figure of the answer.
         patch: The four fields as Python literals; empty where there is no answer.
         tables: At risk, settings that fit, certificate, breakpoints, levers, trials; one without rows is not shown.
+        details: Ranks, phases, predictions beside trials: on the page and in Markdown, too long for a terminal.
         claims: What the answer does not prove.
     """
 
@@ -57,6 +49,7 @@ class Facts:
     answer: tuple[tuple[str, str], ...]
     patch: tuple[tuple[str, str], ...]
     tables: tuple[Table, ...]
+    details: tuple[Table, ...]
     contract: tuple[tuple[str, str], ...]
     claims: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -78,6 +71,7 @@ def collect(view: RunView) -> Facts:
             remedy_table(recommendation.remedies),
             _trials(recommendation),
         ),
+        details=(rank_table(view), phase_table(view), comparison_table(view)),
         contract=contract_rows(view.workload, recommendation, view.answer_trial),
         claims=recommendation.claims,
         warnings=recommendation.warnings,

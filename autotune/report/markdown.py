@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.report.facts import Facts, Table
+from autotune.report.facts import Facts
+from autotune.report.table import Table
 
 
 def render(facts: Facts) -> str:
@@ -15,7 +16,7 @@ def render(facts: Facts) -> str:
         parts += ["## Patch", f"```python\n{lines}\n```"]
     if facts.warnings:
         parts += ["## Warnings", _list(facts.warnings)]
-    for table in facts.tables:
+    for table in (*facts.tables, *facts.details):
         if table.rows:
             parts += [f"## {table.title}", table.note, _table(table)]
     if facts.claims:
@@ -25,13 +26,8 @@ def render(facts: Facts) -> str:
 
 
 def _table(table: Table) -> str:
-    shown = used_columns(table)
+    shown = table.used_columns
     return _grid([table.columns[i] for i in shown], [[row[i] for i in shown] for row in table.rows])
-
-
-def used_columns(table: Table) -> list[int]:
-    """Columns in which at least one row says something."""
-    return [i for i in range(len(table.columns)) if any(row[i] not in ("", "-") for row in table.rows)]
 
 
 def _pairs(rows: Sequence[tuple[str, str]], columns: tuple[str, str]) -> str:

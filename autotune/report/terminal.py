@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.report.facts import Facts, Table
-from autotune.report.markdown import used_columns
+from autotune.report.facts import Facts
 from autotune.report.plot import legend, points
 from autotune.report.run_view import RunView
 from autotune.report.scatter import Point, draw
+from autotune.report.table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,12 +101,12 @@ def print_table(out: Console, table: Table, *, rest: Path | None = None, most: i
 
     if not table.rows:
         return
-    shown = used_columns(table)
+    shown = table.used_columns
     if out.width < NARROW and len(shown) > 4:
-        shown = [*shown[:3], shown[-1]]
+        shown = (*shown[:3], shown[-1])
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index in shown:
-        grid.add_column(table.columns[index], overflow="fold", justify="right" if _is_figure(table, index) else "left")
+        grid.add_column(table.columns[index], overflow="fold", justify="right" if table.is_figure(index) else "left")
     kept = table.rows if rest is None else table.rows[:most]
     for row in kept:
         grid.add_row(*(Text(row[index]) for index in shown))
@@ -115,10 +115,6 @@ def print_table(out: Console, table: Table, *, rest: Path | None = None, most: i
     out.print(grid)
     if len(kept) < len(table.rows):
         out.print(Text(f"{len(table.rows) - len(kept)} more in {rest}", style="dim"))
-
-
-def _is_figure(table: Table, index: int) -> bool:
-    return all(row[index][:1] in "+-<>0123456789" for row in table.rows)
 
 
 def print_recipes(entries: Sequence[CatalogEntry]) -> None:

@@ -16,6 +16,11 @@ def size(size_bytes: float | None) -> str:
     return UNKNOWN if size_bytes is None else format_gb(size_bytes)
 
 
+def signed_size(size_bytes: float) -> str:
+    """A difference: ``+1.234 GB``, ``-0.120 MB``."""
+    return f"{'+' if size_bytes >= 0 else ''}{format_gb(size_bytes)}"
+
+
 def limit(size_bytes: float | None) -> str:
     """``75.000 GB (69.849 GiB)``: both units where a limit is at stake."""
     return UNKNOWN if size_bytes is None else format_gb_and_gib(size_bytes)

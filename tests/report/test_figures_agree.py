@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from report_samples import measured_recommendation, measured_trial, sample_recommendation
 
-from autotune.report.facts import Facts, Table
+from autotune.report.facts import Facts
+from autotune.report.table import Table
 from autotune.report.terminal import print_result
 from autotune.report.write import write_outputs
 
@@ -138,7 +139,5 @@ def test_no_answer_says_so_everywhere(
 
 
 def test_unused_columns_are_left_out_and_empty_tables_too() -> None:
-    from autotune.report.markdown import used_columns
-
     table = Table(title="t", note="n", columns=("a", "b"), rows=(("1", "-"), ("2", "")))
-    assert used_columns(table) == [0]
+    assert table.used_columns == (0,)

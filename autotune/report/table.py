@@ -1,0 +1,26 @@
+"""A table of texts, as every output shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under named columns; ``note`` says what kind of figures they are."""
+
+    title: str
+    note: str
+    columns: Row
+    rows: tuple[Row, ...]
+
+    @property
+    def used_columns(self) -> tuple[int, ...]:
+        """Columns in which at least one row says something."""
+        return tuple(i for i in range(len(self.columns)) if any(row[i] not in ("", "-") for row in self.rows))
+
+    def is_figure(self, index: int) -> bool:
+        """Whether a column holds figures, which stand to the right."""
+        return bool(self.rows) and all(row[index][:1] in "+-<>0123456789" for row in self.rows)
