@@ -53,6 +53,10 @@ def test_factories_and_moves_tell_host_from_device() -> None:
         assert current() == 1536 + 1024
         on_device = torch.empty_like(device), device.new_zeros(5)
         assert current() == 1536 + 1024 + 1024
+        there = torch.zeros(5, device=device.device), torch.full((5,), 1.0, device=device.device)
+        assert current() == 1536 + 1024 + 1024 + 1024           # where another tensor is: on the device
+        assert device.to(device.device) is device and torch.zeros(5, device="cpu").sum() == 0
+        assert current() == 1536 + 1024 + 1024 + 1024
         assert host.pin_memory() is host
         assert device.type() == "torch.cuda.FloatTensor"
         device.record_stream(torch.cuda.current_stream())

@@ -40,6 +40,14 @@ def is_cuda_device(device: Any) -> bool:
     return (device if isinstance(device, str) else getattr(device, "type", "")).startswith("cuda")
 
 
+def names_host(device: Any) -> bool:
+    """Whether a device argument names the host: none at all, or ``"cpu"`` in letters.
+
+    A ``torch.device`` of the CPU is what ``tensor.device`` gives, so it names the place where that tensor is: the device.
+    """
+    return device is None or (isinstance(device, str) and device == "cpu")
+
+
 class Stream:
     """A stream of a device that runs everything in order."""
 
@@ -136,20 +144,20 @@ def _factories(counter: Counter) -> None:
             device = keywords.get("device")
             if is_cuda_device(device):
                 keywords["device"] = _CPU
-                return real(*arguments, **keywords)
-            if keywords.get("out") is not None or (device is None and _default_is_gpu()):
-                return real(*arguments, **keywords)
-            with counter.paused():
-                return real(*arguments, **keywords)
+            elif keywords.get("out") is None and names_host(device) and not (device is None and _default_is_gpu()):
+                with counter.paused():
+                    return real(*arguments, **keywords)
+            return real(*arguments, **keywords)
 
         return make
 
     def made_like(real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def make(first: Tensor, *arguments: Any, **keywords: Any) -> Any:
-            if is_cuda_device(keywords.get("device")):
+            device = keywords.get("device")
+            if is_cuda_device(device):
                 keywords["device"] = _CPU
-            elif keywords.get("device") is None and not on_device(first, counter):
+            elif device == "cpu" or (device is None and not on_device(first, counter)):
                 with counter.paused():
                     return real(first, *arguments, **keywords)
             return real(first, *arguments, **keywords)
@@ -193,7 +201,7 @@ def _moves(counter: Counter) -> None:
                 keywords["device"] = _CPU
             moved: Tensor = real_to(tensor, *arguments, **keywords)
             return to_device(moved) if moved is tensor else moved
-        if any(place == "cpu" or (isinstance(place, torch.device) and place.type == "cpu") for place in places):
+        if "cpu" in [place for place in places if isinstance(place, str)]:
             with counter.paused():
                 moved = real_to(tensor, *arguments, **keywords)
             return to_host(moved) if moved is tensor else moved
