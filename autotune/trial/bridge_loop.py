@@ -7,6 +7,7 @@ import importlib.util
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.trial import live_recipe
 from autotune.trial.config_builder import ddp_arguments, field_names, model_arguments, optimizer_arguments
 from autotune.trial.session import Session
 from autotune.trial.spec import TrialSpec
@@ -51,6 +52,23 @@ def _installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def trial_config(session: Session) -> Any:
+    """The live recipe's configuration where the trial takes one, else the one built from the workload."""
+    spec = session.spec
+    plain = build_config(spec)
+    wanted = spec.backend == "gpu" if spec.from_recipe is None else spec.from_recipe
+    recipe = live_recipe.recipe_of(spec.workload) if wanted else None
+    if recipe is None:
+        return plain
+    try:
+        config = live_recipe.load(*recipe)
+    except (OSError, ValueError) as error:  # A recipe that asks the Hugging Face hub, which cannot be reached from here.
+        text = " ".join(str(error).split())[:300]
+        session.lines.write("note", text=f"built from the workload: recipe {recipe[0]} could not be called ({text})")
+        return plain
+    return live_recipe.apply_trial(config, plain, spec)
 
 
 def build_config(spec: TrialSpec) -> Any:
@@ -182,7 +200,7 @@ def run(session: Session) -> None:
             if session.stop_after is not None:
                 context.state.cfg.train.train_iters = session.stop_after  # train() reads it before each step.
 
-    config = build_config(spec)
+    config = trial_config(session)
     session.config_built(config)
     pretrain(config, forward_step, callbacks=[Report()])
 

@@ -25,6 +25,8 @@ class TrialSpec:
         folder: The trial's folder; each rank writes ``ranks/RRR.jsonl`` in it.
         loop: ``bridge`` is Megatron Bridge's ``pretrain``, ``core`` a short loop over Megatron Core; None takes Bridge
             where it is installed.
+        from_recipe: Train the live Bridge recipe that the workload came from, rather than a configuration built from the
+            workload's fields; None does so on GPUs.
         master_addr: Where rank 0's rendezvous listens.
         survey: Settings of a region survey in this launch, read by ``autotune.trial.survey``; None runs the boundary plainly.
     """
@@ -46,6 +48,7 @@ class TrialSpec:
     """Place of the one rank that this spec is for among those of its node; None where every node has as many ranks."""
     program: str = "autotune.trial.rank"
     """The module that a rank runs: ``preload(backend, loop)``, ``main(spec, rank)``, ``revisions()``, and as ``-m`` a command."""
+    from_recipe: bool | None = None
     survey: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables set in every rank over those of the workload, before torch is imported (an allocator setting, say)."""
