@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from autotune.errors import RequestError
 from autotune.workload.architecture import classify
@@ -20,7 +21,8 @@ def validate(workload: Workload) -> Workload:
     Raises:
         RequestError: The first rule that it breaks.
     """
-    for broken in (*_sizes(workload), *_layout(workload), *_divisions(workload), *_experts(workload), *_batch(workload)):
+    # One after another: a later check may divide by what an earlier one has found to be zero.
+    for broken in chain.from_iterable(check(workload) for check in (_sizes, _layout, _divisions, _experts, _batch)):
         raise RequestError(*broken)
     load_gpu(workload.hardware.gpu)
     classify(workload)
