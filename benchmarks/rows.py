@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
+from autotune.workload.gpu import gpu_names
 from autotune.workload.megatron_args import workload_from_args
+from autotune.workload.validate import validate
 from autotune.workload.workload import Stack, Workload
 from benchmarks.families import family_of
 from benchmarks.model_rows import workload_of_model
@@ -101,9 +103,10 @@ def _row(record: Mapping[str, Any]) -> Row:
     )
     try:
         workload = _workload(record, source)
+        validate(workload)
         reason = None if row.measured_bytes is not None else "the row has no peak"
         pipeline = workload.parallel.pipeline_model_parallel_size
-        ranks = [per_rank[str(rank)] for rank in range(len(per_rank))]
+        ranks = [per_rank[rank] for rank in sorted(per_rank, key=int)]
         each = len(ranks) // pipeline
         stages = tuple(max(ranks[stage * each : (stage + 1) * each]) for stage in range(pipeline)) if each else ()
         row = replace(row, workload=workload, reason=reason, stage_bytes=stages)
@@ -158,7 +161,7 @@ def _simumax(args: dict[str, Any], layout: Mapping[str, Any]) -> tuple[dict[str,
         args.update(cross_entropy_loss_fusion=True, cross_entropy_fusion_impl="te")
     args.pop("model", None)  # a label: the sizes are beside it
     args.setdefault("position_embedding_type", "rope")
-    args.setdefault("max_position_embeddings", args["seq_length"])
+    args.setdefault("max_position_embeddings", args.get("seq_length"))
     args.setdefault("normalization", "RMSNorm")
     # A dense mask of the longest rows alone would exceed their measured peak (131072^2 bytes).
     args.setdefault("no_create_attention_mask_in_dataloader", True)
@@ -170,7 +173,8 @@ def _simumax(args: dict[str, Any], layout: Mapping[str, Any]) -> tuple[dict[str,
 
 def gpu_name(name: str) -> str:
     """A row's spelling of a GPU as the project spells it: ``A100`` -> ``A100-80GB``, ``B200-SXM`` -> ``B200``."""
-    return {"A100": "A100-80GB", "H100-80GB": "H100", "B200-SXM": "B200"}.get(name, name)
+    near = [known for known in gpu_names() if name.upper().startswith(known.split("-")[0])]
+    return max(near, key=len) if near else name
 
 
 def _boundary(recompute: Mapping[str, Any]) -> Boundary:

@@ -55,6 +55,9 @@ def score_row(row: Row) -> Scored:
         prediction = ledger.predict(row.boundary)
     except AutotuneError as error:
         return Scored(row=row, reason=str(error))
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # One row that the ledger stumbles over must not hide the others; it counts as not covered.
+        return Scored(row=row, reason=f"a defect of the ledger: {type(error).__name__}: {' '.join(str(error).split())}")
     return _scored(row, prediction)
 
 

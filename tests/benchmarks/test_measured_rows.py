@@ -11,6 +11,7 @@ import pytest
 from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
 from benchmarks.rows import load_rows
+from benchmarks.score import score_row
 from benchmarks.split import case_family, half
 from benchmarks.stacks import golden_stack
 
@@ -137,3 +138,40 @@ def test_unknown_day_is_said() -> None:
     _, note = golden_stack("mlm:gpt/never_seen:dev_dgx_h100")
     assert note is not None
     assert "stack assumed" in note
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"--num-layers": "many"}, "--num-layers"),
+        ({"--tensor-model-parallel-size": 3}, "tp 3"),
+        ({"--pipeline-model-parallel-size": 5, "--decoder-first-pipeline-num-layers": None}, "pp 5"),
+        ({"--num-experts": 6, "--expert-model-parallel-size": 4}, "ep 4"),
+        ({"--global-batch-size": 3}, "global_batch_size"),
+        ({"--some-new-feature": True}, "--some-new-feature"),
+        ({"--encoder-num-layers": 3, "--decoder-num-layers": 3}, "--decoder-num-layers"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+    record = {**GOLDEN, "model_args": {**GOLDEN["model_args"], **change}, "parallel": {}}
+    (row,) = load_rows(write(tmp_path, record))
+    scored = score_row(row)
+    assert scored.predicted_bytes is None
+    assert scored.reason is not None
+    assert word in scored.reason
+    assert "\n" not in scored.reason
+
+
+def test_a_kind_of_model_that_is_no_decoder_is_not_predicted(tmp_path: Path) -> None:
+    (row,) = load_rows(write(tmp_path, {**GOLDEN, "kind": "bert"}))
+    assert row.reason is not None
+    assert row.reason.startswith("kind='bert'")
+
+
+def test_one_defect_does_not_hide_the_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(workload: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("benchmarks.score.Ledger", broken)
+    (row,) = load_rows(write(tmp_path, GOLDEN))
+    assert score_row(row).reason == "a defect of the ledger: KeyError: 'lost'"
