@@ -138,8 +138,9 @@ class Recorder:
             self._unit_of_output[id(output)] = unit
         if self._bytes and unit < self._unit_limit:
             self._prune(first)
-            own = [modules for region, modules in self._layer_modules.items() if self.regions[region].unit == unit]
-            self._find_retaining([module for modules in own for module in modules])
+            if self._is_model_unit(unit):
+                own = [modules for region, modules in self._layer_modules.items() if self.regions[region].unit == unit]
+                self._find_retaining([module for modules in own for module in modules])
         self._event(t.UNIT_OUT)
         self._unit = -1
 
@@ -154,6 +155,7 @@ class Recorder:
             yield
         self._event(t.BACKWARD_OUT)
         if self._bytes and 0 <= unit < self._unit_limit:
+            self._same_as_first(unit)
             self._find_persistent(unit)
         self._unit = -1
 
@@ -190,6 +192,17 @@ class Recorder:
             if region.unit == unit:
                 seen.update(region.inputs, region.outputs, region.replayed_outputs)
         self._persistent |= {s for s in seen - kept_by_graph if not self._storages.expired(s)}
+
+    def _is_model_unit(self, unit: int) -> bool:
+        """Whether a unit is the first of its model chunk: what a module keeps is the same in every micro batch."""
+        return self._units.index(self._units[unit]) == unit
+
+    def _same_as_first(self, unit: int) -> None:
+        first = self._units.index(self._units[unit])
+        if first != unit:
+            model = [region for region in self.regions if region.unit == first]
+            for region, like in zip((region for region in self.regions if region.unit == unit), model, strict=False):
+                region.retains = like.retains
 
     def _find_retaining(self, modules: list[Any]) -> None:
         for region in retaining_regions(kept_graphs(modules), lambda region: self.regions[region].label == LAYER):
@@ -251,7 +264,8 @@ class Recorder:
                 self.regions[region].replayed_outputs = self._numbers(result)
                 self._mark_outputs(region, result)
                 self._prune(first)
-                self._find_retaining(self._modules_around(region))
+                if self._is_model_unit(self.regions[region].unit):
+                    self._find_retaining(self._modules_around(region))
             self._event(REPLAY_OUT, region)
             return result
 
