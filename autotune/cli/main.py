@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from autotune.cli.diagnose import diagnose
 from autotune.cli.plan import plan
 from autotune.cli.recipes import recipes
 from autotune.cli.report import report
@@ -120,5 +121,5 @@ def cli() -> None:
     """
 
 
-for _command in (run, plan, recipes, report):
+for _command in (run, plan, recipes, report, diagnose):
     cli.add_command(_command)

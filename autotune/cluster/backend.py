@@ -70,7 +70,7 @@ class ClusterBackend:
             from autotune.trial.config_builder import refuse_on_cpu
 
             refuse_on_cpu(workload)
-        self.name = backend
+        self.name: str = backend
         self.to_the_bit = backend == "cpu"
         self._backend: Backend = backend
         self._workload, self._seed, self._address, self._loop = workload, seed, address, loop

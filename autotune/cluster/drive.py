@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
 from autotune.cluster.coordinator import Order, coordinate
 from autotune.cluster.group import SlotGroup
 from autotune.errors import StoppedError
@@ -21,6 +25,7 @@ from autotune.trial.spec import TrialSpec
 
 _HEAD = {"node:__internal_head__": 0.001}
 """A coordinator takes no CPU and no GPU; it sits on Ray's head node, whose loss ends the run anyway."""
+_FINISHED: str = Searcher.FINISHED
 LOST_CLASSES = frozenset({"node_lost", "infrastructure"})
 
 
@@ -45,6 +50,43 @@ class Source(Protocol):
         ...
 
 
+class _FromStudy(Searcher):  # type: ignore[misc]
+    """Asks the study for the next boundary, and tells it each result."""
+
+    def __init__(self, driver: TuneDriver, source: Source) -> None:
+        super().__init__()
+        self._driver, self._source = driver, source
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune pickles its searcher for ``Tuner.restore``; a resumed run here is a new Tuner over the study's journal."""
+        return {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        return self._driver.suggest(self._source, trial_id)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self._driver.complete(self._source, trial_id, failed=error or not result)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the journal is the state."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, likewise."""
+
+
+class _Watch(tune.Callback):  # type: ignore[misc]
+    """Looks at the lines of running ranks whenever Tune's loop turns."""
+
+    def __init__(self, driver: TuneDriver, source: Source) -> None:
+        self._driver, self._source = driver, source
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def on_step_begin(self, iteration: int, trials: Sequence[Any], **info: Any) -> None:
+        self._driver.watch(self._source)
+
+
 @dataclass
 class _Running:
     request: TrialRequest
@@ -52,6 +94,27 @@ class _Running:
     followers: list[LineFollower]
     highest_bytes: int = 0
     step: int = 0
+    phases: set[str] = field(default_factory=set)
+    step_s: list[float] = field(default_factory=list)
+
+    def note(self, rank: int, line: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A line of one rank as figures of the trial; None where it says nothing new of it."""
+        before = (self.step, self.highest_bytes)
+        self.highest_bytes = max([self.highest_bytes, *(line.get("phases") or {}).values()])
+        self.step = max(self.step, line.get("step") or 0)
+        phase = line.get("phase", line["event"])
+        first = self.step <= 1 and line["event"] == "phase" and phase not in self.phases
+        self.phases.add(phase)
+        if line["event"] == "iteration":
+            self.step_s.append(line["host_ms"] / 1e3)
+        if not first and before == (self.step, self.highest_bytes):
+            return None
+        figures = {"rank": rank, "step": self.step, "steps": self.request.steps, "peak_bytes": self.highest_bytes}
+        figures |= {"phase": phase} if line["event"] == "phase" else {}
+        if self.step_s:
+            # The first step makes the optimizer state and compiles: later ones are the better guess.
+            figures["left_s"] = self.step_s[-1] * max(0, self.request.steps - self.step)
+        return figures
 
 
 @dataclass(kw_only=True)
@@ -80,44 +143,17 @@ class TuneDriver:
         Raises:
             StoppedError: The cluster was lost, or processes of a trial would not end.
         """
-        import ray
-        from ray import tune
-        from ray.tune.search import Searcher
-
-        driver = self
-
-        class FromStudy(Searcher):  # type: ignore[misc]
-            """Asks the study for the next boundary, and tells it each result."""
-
-            def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-                return driver._suggest(source, trial_id, Searcher.FINISHED)
-
-            def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-                driver._complete(source, trial_id, failed=error or not result)
-
-            def save(self, checkpoint_path: str) -> None:
-                """Nothing: the journal is the state."""
-
-            def restore(self, checkpoint_path: str) -> None:
-                """Nothing: a resumed run is a new Tuner over the journal."""
-
-        class Watch(tune.Callback):  # type: ignore[misc]
-            """Looks at the lines of running ranks whenever Tune's loop turns."""
-
-            def on_step_begin(self, iteration: int, trials: Sequence[Any], **info: Any) -> None:
-                driver._watch(source)
-
         storage = self.folder / ".tune"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tuner = tune.Tuner(
                     tune.with_resources(coordinate, tune.PlacementGroupFactory([_HEAD])),
-                    tune_config=tune.TuneConfig(search_alg=FromStudy(), num_samples=-1, reuse_actors=True),
+                    tune_config=tune.TuneConfig(search_alg=_FromStudy(self, source), num_samples=-1, reuse_actors=True),
                     run_config=tune.RunConfig(
                         name="trials",
                         storage_path=str(storage.resolve()),
-                        callbacks=[Watch()],
+                        callbacks=[_Watch(self, source)],
                         verbose=0,
                         failure_config=tune.FailureConfig(max_failures=0, fail_fast=False),
                     ),
@@ -130,22 +166,22 @@ class TuneDriver:
         if self._error is not None:
             raise self._error
 
-    def _suggest(self, source: Source, trial_id: str, finished: str) -> dict[str, Any] | str | None:
+    def suggest(self, source: Source, trial_id: str) -> dict[str, Any] | str | None:
         """What Tune runs next. Nothing is raised through Tune, which would make an error of its own of it."""
         try:
             if self._error is not None or (source.finished and not self._running):
-                return finished
+                return _FINISHED
             busy = {running.group for running in self._running.values()}
             free = next((number for number in range(len(self.groups)) if number not in busy), None)
             if free is None:
                 return None
             request = source.next_request()
             if request is None:
-                return finished if source.finished and not self._running else None
+                return _FINISHED if source.finished and not self._running else None
             return self._start(request, trial_id, free)
         except BaseException as error:
             self._error = error
-            return finished
+            return _FINISHED
 
     def _start(self, request: TrialRequest, trial_id: str, number: int) -> dict[str, Any]:
         group = self._whole(number)
@@ -174,7 +210,8 @@ class TuneDriver:
             self._broken.discard(number)
         return group
 
-    def _complete(self, source: Source, trial_id: str, *, failed: bool) -> None:
+    def complete(self, source: Source, trial_id: str, *, failed: bool) -> None:
+        """Take the result of a trial that Tune has ended."""
         running = self._running.pop(trial_id, None)
         if running is None:
             return
@@ -213,23 +250,14 @@ class TuneDriver:
             repeat_reason=request.repeat_reason,
         )
 
-    def _watch(self, source: Source) -> None:
+    def watch(self, source: Source) -> None:
+        """Tell the source what running ranks have written, where it is news."""
         for running in self._running.values():
             for rank, follower in enumerate(running.followers):
                 for line in follower.read():
-                    running.highest_bytes = max([running.highest_bytes, *(line.get("phases") or {}).values()])
-                    running.step = max(running.step, line.get("step") or 0)
-                    if line["event"] in ("phase", "built", "iteration"):
-                        source.progress(
-                            running.request,
-                            {
-                                "rank": rank,
-                                "step": running.step,
-                                "steps": running.request.steps,
-                                "phase": line.get("phase", line["event"]),
-                                "peak_bytes": running.highest_bytes,
-                            },
-                        )
+                    figures = running.note(rank, line)
+                    if figures is not None:
+                        source.progress(running.request, figures)
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from autotune.engine.backends import Choice, choose
 from autotune.engine.conclude import Conclusion, conclude
@@ -42,7 +42,7 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
     if choice.name == "cpu":
         # Trials on a CPU run the stand-ins' kernels, so the ledger has to price those.
         prepared = prepare(request, variant="stand_in")
-    backend = open_backend(choice.name, request, prepared)
+    backend = open_backend(choice.name, request, prepared, on_event)
     try:
         if isinstance(backend, ReplayBackend):
             prepared = with_recorded(prepared, backend.table.runs)
@@ -53,8 +53,8 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
         backend.close()
 
 
-def open_backend(name: str, request: Request, prepared: Prepared) -> TrialBackend:
-    """The backend object of a choice."""
+def open_backend(name: str, request: Request, prepared: Prepared, on_event: OnEvent = ignore) -> TrialBackend:
+    """The backend object of a choice; trials on a CPU or GPU go through Ray."""
     if name == "replay":
         from autotune.trial.backends.tables import load_table
 
@@ -63,10 +63,16 @@ def open_backend(name: str, request: Request, prepared: Prepared) -> TrialBacken
         from autotune.trial.backends.predict import PredictBackend
 
         return PredictBackend(prepared.ledger.predict)
-    if name == "cpu":
-        from autotune.trial.backends.cpu import CpuBackend
+    if name in ("cpu", "gpu"):
+        from autotune.cluster.backend import ClusterBackend
 
-        return CpuBackend(prepared.workload, seed=request.seed)
+        return ClusterBackend(
+            prepared.workload,
+            backend=cast(Literal["cpu", "gpu"], name),
+            seed=request.seed,
+            address=request.address,
+            on_note=lambda text: on_event(Event(kind="note", text=text)),
+        )
     raise RequestError("--backend", name, "cannot be opened here", "use --backend predict")
 
 
@@ -99,9 +105,10 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
             workload_digest=prepared.workload_digest,
             world_size=prepared.workload.parallel.world_size,
             on_event=on_event,
+            max_trials=request.max_trials,
         )
         try:
-            stop = loop.run(max_trials=request.max_trials)
+            stop = loop.run()
         except KeyboardInterrupt:
             stop = Stop(outcome="open", text="interrupted")
         recommendation = conclude(

@@ -1,9 +1,12 @@
-"""Ask, run, write, tell: one trial after the other, resumable at every point."""
+"""Ask, run, write, tell: resumable at every point."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from autotune.engine.events import Event, OnEvent
 from autotune.engine.run_directory import RunDirectory
@@ -16,12 +19,21 @@ from autotune.trial.record import TrialRecord
 from autotune.units import format_gb
 
 if TYPE_CHECKING:
-    from autotune.search.study import StudyLog
+    from autotune.search.study import Started, StudyLog
+
+
+@runtime_checkable
+class Driver(Protocol):
+    """A backend that runs many trials itself, several side by side where it has room (Ray Tune)."""
+
+    def drive(self, source: SearchLoop, folder: Path) -> None:
+        """Run what ``next_request`` gives and tell each result to ``accept``, until ``finished``."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchLoop:
-    """Drives one run.
+    """The source of a run's trials and the place of their results; drives the backends that run one trial at a time.
 
     The order for a trial is: proposal into the journal, boundary.json, the trial itself, record.json, result into the journal.
     A kill between any two leaves either a trial to run again under its own number, or a record to tell.
@@ -35,23 +47,72 @@ class SearchLoop:
     workload_digest: str
     world_size: int
     on_event: OnEvent
+    max_trials: int | None = None
+    stop: Stop | None = None
+    _left: list[Started] = field(default_factory=list)
+    _pending: dict[int, Proposal] = field(default_factory=dict)
 
-    def run(self, *, max_trials: int | None = None) -> Stop:
+    def run(self) -> Stop:
         """Search until the sampler is done or the budget is spent (trials of earlier sittings count)."""
         self._resume()
-        while True:
+        if isinstance(self.backend, Driver):
+            if self._look() is None:
+                self.backend.drive(self, self.directory.path)
+        else:
+            while (request := self.next_request()) is not None:
+                self.accept(request, self.backend.run(request, partial(self.progress, request)))
+        assert self.stop is not None
+        return self.stop
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will be asked for; running trials may still end."""
+        return self.stop is not None
+
+    def next_request(self) -> TrialRequest | None:
+        """The next trial; None where running ones have to end first, or where the search has stopped."""
+        if self._left:
+            started = self._left.pop(0)
+            self.on_event(Event(kind="note", text=f"trial {started.number} was cut off and runs again under its number"))
+            return self._request(started.number, started.proposal)
+        if self._look() is not None:
+            return None
+        proposals = self.sampler.ask(1)
+        if not proposals:
+            if not self._pending:
+                self.stop = Stop(outcome="open", text="the sampler has nothing to propose")
+            return None
+        return self._request(self.study.begin(proposals[0]), proposals[0])
+
+    def accept(self, request: TrialRequest, record: TrialRecord) -> None:
+        """Take the result of a trial."""
+        record = self._compared(record)
+        self.directory.save(record)
+        self._pending.pop(request.number, None)
+        self._tell(record)
+
+    def progress(self, request: TrialRequest, figures: Mapping[str, Any]) -> None:
+        """Pass on figures of a running trial."""
+        name = request.boundary.key
+        data = {"number": request.number, "name": name, **figures}
+        self.on_event(Event(kind="trial_progress", text=_progress_line(request, figures), data=data))
+
+    def _look(self) -> Stop | None:
+        """Whether the search stops here. With trials under way it does not yet: they may change what there is to do."""
+        if self.stop is None and not self._left:
             stop = self.sampler.done()
-            if stop is not None:
+            if stop is not None and not self._pending:
+                self.stop = stop
+            elif self.max_trials is not None and len(self.evidence.records) + len(self._pending) >= self.max_trials:
+                if not self._pending:
+                    self.stop = self._out_of_budget(self.max_trials)
+                return self.stop or Stop(outcome="open", text="the budget is given out")
+            elif stop is not None:
                 return stop
-            if max_trials is not None and len(self.evidence.records) >= max_trials:
-                return self._out_of_budget(max_trials)
-            proposals = self.sampler.ask(1)
-            if not proposals:
-                return Stop(outcome="open", text="the sampler has nothing to propose")
-            self._launch(self.study.begin(proposals[0]), proposals[0])
+        return self.stop
 
     def _resume(self) -> None:
-        """Tell what finished trials have shown, then finish what a kill left behind."""
+        """Tell what finished trials have shown, then what a kill left behind."""
         finished = self.study.finished()
         for started in finished:
             record = self.directory.saved(started.number)
@@ -65,35 +126,27 @@ class SearchLoop:
             if record is not None:
                 self._tell(record)
             else:
-                self.on_event(Event(kind="note", text=f"trial {started.number} was cut off and runs again under its number"))
-                self._launch(started.number, started.proposal)
+                self._left.append(started)
 
-    def _launch(self, number: int, proposal: Proposal) -> None:
+    def _request(self, number: int, proposal: Proposal) -> TrialRequest:
         folder = self.directory.open_trial(number, proposal.boundary)
         name = proposal.boundary.key
         repeat = f" (repeat: {proposal.repeat_reason.replace('_', ' ')})" if proposal.repeat_reason else ""
         text = f"trial {number}: {name}{repeat}: {proposal.why}"
         self.on_event(Event(kind="trial_started", text=text, data={"number": number, "name": name}))
         settings = self.evidence.settings
-        record = self.backend.run(
-            TrialRequest(
-                number=number,
-                boundary=proposal.boundary,
-                workload_digest=self.workload_digest,
-                world_size=self.world_size,
-                run_index=self.evidence.runs(proposal.boundary),
-                steps=settings.min_steps,
-                limit_bytes=settings.limit_bytes,
-                repeat_reason=proposal.repeat_reason,
-                folder=folder,
-            ),
-            lambda figures: self.on_event(
-                Event(kind="trial_progress", text=f"trial {number}: {name}", data={"number": number, "name": name, **figures})
-            ),
+        self._pending[number] = proposal
+        return TrialRequest(
+            number=number,
+            boundary=proposal.boundary,
+            workload_digest=self.workload_digest,
+            world_size=self.world_size,
+            run_index=self.evidence.runs(proposal.boundary),
+            steps=settings.min_steps,
+            limit_bytes=settings.limit_bytes,
+            repeat_reason=proposal.repeat_reason,
+            folder=folder,
         )
-        record = self._compared(record)
-        self.directory.save(record)
-        self._tell(record)
 
     def _tell(self, record: TrialRecord) -> None:
         verdict = self.sampler.tell(record)
@@ -119,3 +172,14 @@ class SearchLoop:
         best = self.evidence.best()
         text = f"stopped after --max-trials {max_trials}"
         return Stop(outcome="open" if best is None else "answer", text=text, open_boundaries=left)
+
+
+def _progress_line(request: TrialRequest, figures: Mapping[str, Any]) -> str:
+    """What a running trial is doing: step, phase, peak so far."""
+    text = f"trial {request.number}: {request.boundary.key}"
+    if figures.get("step"):
+        text += f", step {figures['step']} of {request.steps}"
+    if figures.get("phase"):
+        text += f", {str(figures['phase']).replace('_', ' ')}"
+    text += f", peak so far {format_gb(figures['peak_bytes'])}" if figures.get("peak_bytes") else ""
+    return text + (f", about {figures['left_s']:.0f} s left" if figures.get("left_s") else "")

@@ -138,7 +138,7 @@ _TEXT_RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     ),
     (
         "rank_killed",
-        re.compile(r"exitcode: -\d+|signal(?: \d+)? \(?sig(kill|term|segv|bus|abrt)|oom[- ]kill|killed by signal"),
+        re.compile(r"exitcode\s*: -\d+|signal(?: \d+)? \(?sig(kill|term|segv|bus|abrt)|oom[- ]kill|killed by signal"),
     ),
     (
         "hang",
