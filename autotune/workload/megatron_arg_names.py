@@ -124,29 +124,28 @@ DIRECT: Mapping[str, Arg] = {
 }  # fmt: skip
 """Arguments that fill one field as they are."""
 
-DERIVED: Mapping[str, Arg] = {
-    name: Arg("", kind, default)
-    for name, kind, default in (
-        ("ffn_hidden_size", "int", None), ("num_query_groups", "int", None), ("group_query_attention", "bool", False),
-        ("swiglu", "bool", False), ("squared_relu", "bool", False), ("quick_geglu", "bool", False),
-        ("openai_gelu", "bool", False), ("bias_gelu_fusion", "bool", True), ("bias_swiglu_fusion", "bool", True),
-        ("untie_embeddings_and_output_weights", "bool", False), ("add_position_embedding", "bool", True),
-        ("use_rotary_position_embeddings", "bool", False), ("encoder_seq_length", "int", None),
-        ("encoder_num_layers", "int", None), ("fp16", "bool", False), ("bf16", "bool", False),
-        ("grad_reduce_in_bf16", "bool", False), ("accumulate_allreduce_grads_in_fp32", "bool", False),
-        ("num_layers_per_virtual_pipeline_stage", "int", None), ("num_virtual_stages_per_pipeline_rank", "int", None),
-        ("virtual_pipeline_model_parallel_size", "int", None), ("recompute_activations", "bool", False),
-        ("recompute_granularity", "str", None), ("recompute_method", "str", None), ("recompute_num_layers", "int", None),
-        ("recompute_modules", "list", None), ("enable_cuda_graph", "bool", False), ("external_cuda_graph", "bool", False),
-        ("moe_enable_deepep", "bool", False), ("tokenizer_type", "str", None), ("vocab_size", "int", None),
-        ("padded_vocab_size", "int", None), ("vocab_extra_ids", "int", 0), ("cpu_offloading", "bool", False),
-        ("hybrid_override_pattern", "str", None), ("world_size", "int", None), ("data_parallel_size", "int", None),
-        ("num_microbatches", "int", None), ("spec", "list", None), ("gated_linear_unit", "bool", False),
-        ("activation_func", "str", None), ("bias_activation_fusion", "bool", None), ("params_dtype", "dtype", None),
-        ("grad_reduce_in_fp32", "bool", None), ("moe_layer_recompute", "bool", False), ("is_hybrid_model", "bool", False),
-        ("hybrid_attention_ratio", "float", 0.0), ("hybrid_mlp_ratio", "float", 0.0),
-    )
-}  # fmt: skip
+_DERIVED: tuple[tuple[str, Kind, Any], ...] = (
+    ("ffn_hidden_size", "int", None), ("num_query_groups", "int", None), ("group_query_attention", "bool", False),
+    ("swiglu", "bool", False), ("squared_relu", "bool", False), ("quick_geglu", "bool", False),
+    ("openai_gelu", "bool", False), ("bias_gelu_fusion", "bool", True), ("bias_swiglu_fusion", "bool", True),
+    ("untie_embeddings_and_output_weights", "bool", False), ("add_position_embedding", "bool", True),
+    ("use_rotary_position_embeddings", "bool", False), ("encoder_seq_length", "int", None),
+    ("encoder_num_layers", "int", None), ("fp16", "bool", False), ("bf16", "bool", False),
+    ("grad_reduce_in_bf16", "bool", False), ("accumulate_allreduce_grads_in_fp32", "bool", False),
+    ("num_layers_per_virtual_pipeline_stage", "int", None), ("num_virtual_stages_per_pipeline_rank", "int", None),
+    ("virtual_pipeline_model_parallel_size", "int", None), ("recompute_activations", "bool", False),
+    ("recompute_granularity", "str", None), ("recompute_method", "str", None), ("recompute_num_layers", "int", None),
+    ("recompute_modules", "list", None), ("enable_cuda_graph", "bool", False), ("external_cuda_graph", "bool", False),
+    ("moe_enable_deepep", "bool", False), ("tokenizer_type", "str", None), ("vocab_size", "int", None),
+    ("padded_vocab_size", "int", None), ("vocab_extra_ids", "int", 0), ("cpu_offloading", "bool", False),
+    ("hybrid_override_pattern", "str", None), ("world_size", "int", None), ("data_parallel_size", "int", None),
+    ("num_microbatches", "int", None), ("spec", "list", None), ("gated_linear_unit", "bool", False),
+    ("activation_func", "str", None), ("bias_activation_fusion", "bool", None), ("params_dtype", "dtype", None),
+    ("grad_reduce_in_fp32", "bool", None), ("moe_layer_recompute", "bool", False), ("is_hybrid_model", "bool", False),
+    ("hybrid_attention_ratio", "float", 0.0), ("hybrid_mlp_ratio", "float", 0.0),
+)  # fmt: skip
+
+DERIVED: Mapping[str, Arg] = {name: Arg("", kind, default) for name, kind, default in _DERIVED}
 """Arguments that decide a field together with others."""
 
 ALIASES: Mapping[str, str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import RequestError
@@ -107,11 +108,11 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list) else int(value)
 
 
-_READERS = {
+_READERS: Mapping[Kind, Callable[[Any], Any]] = {
     "int": _read_int, "float": float, "bool": _read_bool, "str": _read_word, "list": _read_list, "ints": _read_ints,
     "pattern": _read_pattern, "dtype": lambda value: _DTYPES[str(value).strip().lower().removeprefix("torch.")],
 }  # fmt: skip
-_KINDS = {
+_KINDS: Mapping[Kind, str] = {
     "int": "a whole number", "float": "a number", "bool": "a switch (true or false)", "str": "a word", "list": "a list of words",
     "ints": "a list of whole numbers", "pattern": "a layer pattern (N, or a list such as ([0]*1+[1]*3))",
     "dtype": "a dtype (fp32, bf16, fp16, fp8)",
