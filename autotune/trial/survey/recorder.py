@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import torch
+
 from autotune.boundary.boundary import Boundary
 from autotune.trial.survey import timeline as t
 from autotune.trial.survey.call_sites import LAYER
@@ -26,8 +28,6 @@ class Counters:
     """The allocator's counters by one call, cheaper than torch.cuda's wrappers on a GPU."""
 
     def __init__(self) -> None:
-        import torch
-
         cuda: Any = torch.cuda
         if torch.cuda.is_available():
             device, raw = torch.cuda.current_device(), torch._C._cuda_memoryStats
@@ -120,8 +120,6 @@ class Recorder:
     @property
     def recording(self) -> bool:
         """Whether a region that is entered now is recorded: in a unit, and not in a pass without gradients."""
-        import torch
-
         return 0 <= self._unit < self._unit_limit and torch.is_grad_enabled()
 
     @contextlib.contextmanager
@@ -165,8 +163,6 @@ class Recorder:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        import torch
-
         if not self._bytes or not 0 <= self._unit < self._unit_limit:
             yield
             return
@@ -174,7 +170,7 @@ class Recorder:
             yield
 
     def _pack(self, tensor: Any) -> Any:
-        if not self._ignore_saved:
+        if not self._ignore_saved and not isinstance(tensor, torch.nn.Parameter):
             number = self._storages.number(tensor)
             if number is not None:
                 region = self._stack[-1] if self._stack else -1
@@ -246,8 +242,6 @@ class Recorder:
         return result
 
     def _replayed(self, region: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        import torch
-
         def run(*arguments: Any) -> Any:
             if not torch.is_grad_enabled():
                 return function(*arguments)
@@ -301,27 +295,25 @@ class Recorder:
         self.regions.append(TracedRegion(label=label, kind=kind, real=real, parent=parent, unit=self._unit))
         if not self._bytes:
             return region, arguments
-        self.regions[region].inputs = self._numbers(arguments)
-        needing = [tensor for tensor in tensors_in(arguments) if tensor.requires_grad]
-        self.regions[region].gradient_inputs, self.regions[region].gradients = self._numbers(needing), len(needing)
-        return region, map_tensors(arguments, self._view_of(region))
+        tensors = list(tensors_in(arguments))
+        needing = [tensor for tensor in tensors if tensor.requires_grad]
+        entry = self.regions[region]
+        entry.inputs, entry.gradient_inputs, entry.gradients = self._numbers(tensors), self._numbers(needing), len(needing)
+        if not needing:
+            return region, arguments
+        if len(needing) == 1 and parent >= 0 and self.regions[parent].label == LAYER:  # A branch of the residual stream.
+            needing[0].register_hook(lambda _: self._event(t.SUMMED, region))
+        return region, map_tensors(arguments, lambda tensor: self._hooked_view(tensor, region))
 
-    def _view_of(self, region: int) -> Callable[[Any], Any]:
+    def _hooked_view(self, tensor: Any, region: int) -> Any:
         """A view whose gradient hook fires when the gradient of this region alone is complete."""
-
-        def view(tensor: Any) -> Any:
-            if not self._bytes or not tensor.requires_grad:
-                return tensor
-            alias = self._marked_view(tensor, region)
-            alias.register_hook(lambda _: self._event(t.BACKWARD_END, region))
-            tensor.register_hook(lambda _: self._event(t.SUMMED, region))
-            return alias
-
-        return view
+        if not tensor.requires_grad:
+            return tensor
+        alias = self._marked_view(tensor, region)
+        alias.register_hook(lambda _: self._event(t.BACKWARD_END, region))
+        return alias
 
     def _marked_view(self, tensor: Any, region: int) -> Any:
-        import torch
-
         if not self._bytes or not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
             return tensor
         alias = tensor.view_as(tensor)
@@ -357,8 +349,6 @@ class Recorder:
     # Results
 
     def _clock(self) -> Any:
-        import torch
-
         if self._bytes:
             return None
         if torch.cuda.is_available():

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
 _BLOCK_BYTES = 512
 """Granularity of torch's caching allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 
@@ -20,9 +23,6 @@ class Storages:
     """
 
     def __init__(self, on_device: Callable[[Any], bool]) -> None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        self._weak_reference: Any = StorageWeakRef
         self._on_device = on_device
         self._numbers: dict[int, int] = {}
         self._references: list[Any] = []
@@ -40,7 +40,7 @@ class Storages:
             if storage.nbytes() == 0 or not self._on_device(storage):
                 return None
             known = self._numbers[address] = len(self._references)
-            self._references.append(self._weak_reference(storage))
+            self._references.append(StorageWeakRef(storage))
             self.sizes_bytes.append(-(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES)
         return known
 
@@ -51,8 +51,6 @@ class Storages:
 
 def tensors_in(value: Any) -> Iterator[Any]:
     """Every tensor in nested tuples, lists and dicts."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -65,8 +63,6 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
     """The same nest with every tensor replaced."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
