@@ -91,7 +91,8 @@ def test_the_highest_rank_and_the_longest_replay_count() -> None:
 
 def test_every_setting_is_listed_once() -> None:
     settings = all_settings(("a", "b", "c"), 4)
-    assert len(settings) == len(set(settings)) == 8 + 4 + 4
+    assert len(settings) == len(set(settings)) == 8 + 3 + 4
+    assert {s.num_layers for s in settings if s.method == "uniform"} == {1, 2, 4}
 
 
 def test_a_summary_tells_what_a_label_drops_on_each_kind_of_layer(timeline: Timeline) -> None:

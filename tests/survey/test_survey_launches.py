@@ -31,7 +31,7 @@ SETTINGS = (
     Boundary.selective(["moe"]),
     Boundary.selective(["moe", "moe_act"]),
     Boundary.selective(["layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]),
-    Boundary.full("uniform", 2),
+    Boundary.full("uniform", 3),
     Boundary.full("block", 2),
 )
 Launch = Callable[..., tuple[TrialSpec, TrialRecord]]

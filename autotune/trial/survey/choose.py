@@ -12,10 +12,14 @@ from autotune.trial.survey.report import PredictedSetting
 
 
 def all_settings(labels: Sequence[str], layers: int) -> tuple[Boundary, ...]:
-    """Every set of labels, and full recompute by every chunk size and every depth, up to the layers of a stage."""
+    """Every set of labels, and full recompute by every depth and every chunk size that divides the layers of a stage.
+
+    Other chunk sizes fail in Megatron Core before 0.17 (transformer_block.py:_checkpointed_forward does not clamp the last).
+    """
     sets = [Boundary.selective(chosen) for size in range(len(labels) + 1) for chosen in itertools.combinations(labels, size)]
     sizes = range(1, layers + 1)
-    return (*sets, *(Boundary.full("uniform", n) for n in sizes), *(Boundary.full("block", n) for n in sizes))
+    uniform = [Boundary.full("uniform", size) for size in sizes if layers % size == 0]
+    return (*sets, *uniform, *(Boundary.full("block", size) for size in sizes))
 
 
 def join(
