@@ -51,7 +51,8 @@ START = {"event": "start", "host": "here"}
 BUILT = {"event": "built", "phases": {"build": 100}}
 END = {"event": "end", "completed": True, "steps": 3}
 OOM = {
-    "event": "failure", "type": "OutOfMemoryError", "types": ["OutOfMemoryError", "RuntimeError"], "message": "CUDA out of memory.",
+    "event": "failure", "type": "OutOfMemoryError", "types": ["OutOfMemoryError", "RuntimeError"],
+    "message": "CUDA out of memory.",
     "requested_bytes": 64, "phase": "backward", "step": 2, "phases": {"backward": 900},
 }  # fmt: skip
 CLOSED = {

@@ -29,7 +29,8 @@ CORE = {
     "megatron.core.optimizer:get_megatron_optimizer": ("config", "model_chunks"),
     "megatron.core.optimizer.optimizer:MegatronOptimizer.step": (),
     "megatron.core.distributed:DistributedDataParallelConfig": (
-        "grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "check_for_nan_in_grad",
+        "grad_reduce_in_fp32", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
+        "check_for_nan_in_grad",
     ),
     "megatron.core.distributed:DistributedDataParallel": ("config", "ddp_config", "module", "disable_bucketing"),
     "megatron.core.distributed:DistributedDataParallel.zero_grad_buffer": (),
@@ -60,7 +61,9 @@ CORE = {
         "config", "transformer_layer_spec", "vocab_size", "max_sequence_length", "pre_process", "post_process",
         "parallel_output", "share_embeddings_and_output_weights", "position_embedding_type", "vp_stage",
     ),
-    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec": ("qk_layernorm", "multi_latent_attention"),
+    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec": (
+        "qk_layernorm", "multi_latent_attention",
+    ),
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec": ("config", "use_transformer_engine", "vp_stage"),
     "megatron.core.models.gpt.experimental_attention_variant_module_specs:"
     "get_transformer_block_with_experimental_attention_variant_spec": ("config", "vp_stage"),
@@ -96,7 +99,8 @@ BRIDGE = {
     "megatron.bridge.training.config:OptimizerConfig": ("lr", "use_distributed_optimizer"),
     "megatron.bridge.training.config:DistributedDataParallelConfig": ("average_in_collective", "use_distributed_optimizer"),
     "megatron.bridge.training.config:SchedulerConfig": (
-        "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "start_weight_decay", "end_weight_decay", "weight_decay_incr_style",
+        "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "start_weight_decay", "end_weight_decay",
+        "weight_decay_incr_style",
     ),
     "megatron.bridge.training.config:MockGPTDatasetConfig": (
         "random_seed", "reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask",

@@ -25,6 +25,9 @@ TOKENS, HIDDEN, MICRO_BATCHES = 2 * 256, 128, 2
 """Of every tiny recipe: tokens of one micro batch on one rank, and width."""
 
 
+TP_EP = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.expert_tensor_parallel_size=1")
+
+
 def numbers(record: TrialRecord) -> list[tuple[Any, Any]]:
     """Loss and gradient norm of every step, of the last rank."""
     last = record.ranks[record.world_size - 1]
@@ -40,7 +43,7 @@ def processes_of(record_folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if any(str((process / "fd" / fd).readlink()).startswith(str(record_folder)) for fd in os.listdir(process / "fd")):
+            if any(str(fd.readlink()).startswith(str(record_folder)) for fd in (process / "fd").iterdir()):
                 found.append((process / "cmdline").read_text())
         except OSError:
             continue
@@ -84,9 +87,9 @@ def test_the_core_loop_counts_what_bridge_counts(run: RunTrial, alias: str) -> N
     [
         ("llama_tiny", ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")),
         ("llama_tiny", ("model.pipeline_model_parallel_size=2",)),
-        ("moonlight_tiny", ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.expert_tensor_parallel_size=1")),
+        ("moonlight_tiny", TP_EP),
         ("qwen3_moe_tiny", ("model.expert_model_parallel_size=1", "ddp.overlap_grad_reduce=true")),
-        ("nemotron_tiny", ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.expert_tensor_parallel_size=1")),
+        ("nemotron_tiny", TP_EP),
     ],
     ids=["llama-tp", "llama-pp", "moonlight-tp-ep", "qwen3-dp", "nemotron-tp-ep"],
 )  # fmt: skip
@@ -128,7 +131,7 @@ def test_peaks_are_the_same_bytes_in_three_fresh_runs_under_expert_parallelism(r
 
 
 def test_mlp_saves_its_dense_intermediates_to_the_byte(run: RunTrial) -> None:
-    """A dense layer keeps norm output, inverse deviations, fc1 output and activation (LEDGER: x stays as the checkpoint's input).
+    """A dense layer keeps norm output, inverse deviations, fc1 output and activation; x stays as the checkpoint's input.
 
     transformer_layer.py:_forward_mlp at 0.19.2: 2 n h + 4 n + 2 n (2 f) + 2 n f bytes a layer.
     """
@@ -142,10 +145,10 @@ def test_mlp_saves_its_dense_intermediates_to_the_byte(run: RunTrial) -> None:
 
 
 def test_layernorm_saves_the_separate_norm_outputs_to_the_byte(run: RunTrial) -> None:
-    """MLA has a separate input norm in all 6 layers, MoE a separate pre-MLP norm in 5: each output is 2 n h bytes."""
+    """MLA has a separate input norm in all 6 layers, MoE a separate pre-MLP norm in 5: each drops 2 n h bytes and 4 n."""
     control, norm = run("moonlight_tiny", "[]"), run("moonlight_tiny", "layernorm")
     for rank in (0, 1):
-        assert control.ranks[rank].phases["loss"] - norm.ranks[rank].phases["loss"] == (6 + 5) * 2 * TOKENS * HIDDEN
+        assert control.ranks[rank].phases["loss"] - norm.ranks[rank].phases["loss"] == (6 + 5) * TOKENS * (2 * HIDDEN + 4)
 
 
 def test_shared_experts_save_their_intermediates_to_the_byte(run: RunTrial) -> None:
@@ -255,3 +258,18 @@ def test_a_wrong_setting_fails_as_such_not_as_memory(run: RunTrial) -> None:
     record = run("llama_tiny", "mla_up_proj")
     assert record.failure is not None
     assert (record.failure.failure_class, record.failure.stage) == ("config_invalid", "model_build")
+
+
+@pytest.mark.bridge
+@pytest.mark.skipif(not HAS_BRIDGE, reason="megatron-bridge is not installed")
+def test_the_live_recipe_and_the_workload_read_from_it_train_the_same(run: RunTrial) -> None:
+    """A trial on a GPU calls the recipe; what the reader made of it has to be the same model, to the byte."""
+    sizes = {"num_layers": 2, "hidden_size": 128, "ffn_hidden_size": 384, "num_attention_heads": 4, "num_query_groups": 2,
+             "kv_channels": 32, "seq_length": 256, "vocab_size": 1024}  # fmt: skip
+    overrides = [f"model.{name}={value}" for name, value in sizes.items()]
+    overrides += ["world_size=2", "dataset.seq_length=256", "train.global_batch_size=4", "train.micro_batch_size=1"]
+    recipe = "vanilla_gpt_pretrain_1gpu_h100_bf16_config"
+    live, built = (run(recipe, "[]", overrides=overrides, from_recipe=from_recipe) for from_recipe in (True, False))
+    assert live.completed and built.completed and not live.details["notes"]
+    assert peaks(live) == peaks(built)
+    assert numbers(live)[0] == numbers(built)[0], "later steps differ by the recipe's own learning rate"
