@@ -66,6 +66,7 @@ class Conductor:
         self._began_s = 0.0
         self._interleaved: dict[Boundary, list[tuple[float, float]]] = defaultdict(list)
         self._report: SurveyReport | None = None
+        self._notes: tuple[str, ...] = ()
 
     # The trial's events
 
@@ -75,6 +76,10 @@ class Conductor:
         model.recompute_granularity = "selective"
         model.recompute_modules = list(self._plan.labels)
         model.recompute_method = model.recompute_num_layers = None
+        if getattr(model, "cuda_graph_impl", None) == "transformer_engine":
+            # Graphs are captured after the warm-up steps: the survey is all warm-up, and ends before.
+            model.cuda_graph_warmup_steps = self._plan.steps + 1
+            self._notes = ("surveyed in warm-up steps, before graphs are captured: their memory pools are not in these figures",)
 
     def model_built(self, chunks: Any, optimizer: Any) -> None:
         """Patch the call sites."""
@@ -149,6 +154,7 @@ class Conductor:
         """Predict every setting on every rank and decide what to switch to."""
         began = time.perf_counter()
         by_bytes, *by_time = self._recorders
+        self._recorders = []
         trace = by_bytes.trace(self._session.rank)
         timeline = normalise(trace)
         prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total)
@@ -190,6 +196,7 @@ class Conductor:
                 "prediction": (time.perf_counter() - began) * 1e3,
             },
             host_thread_ms={kind: median(times[-self._plan.timed_steps :]) for kind, times in self._host_ms.items()},
+            notes=self._notes,
             retained_bytes={rank: ranks[5] for rank, ranks in enumerate(gathered)},
             sizes={
                 "regions": len(timeline.regions),

@@ -91,6 +91,7 @@ class SurveyReport:
     """The same steps by the main thread's own time on rank 0, which other processes do not disturb."""
     retained_bytes: Mapping[int, int] = field(default_factory=dict)
     """Per rank: what modules keep of the base's recomputed graphs between steps."""
+    notes: tuple[str, ...] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     """Regions, saved entries and events recorded on rank 0."""
 
