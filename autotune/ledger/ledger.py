@@ -219,7 +219,7 @@ class Ledger:
             acts = False
             for built in self._network.built.values():
                 sites = [region for region in built.layer.regions if region.label == label and region.inputs]
-                acts = acts or any(not built.captured or region.discards_output for region in sites)
+                acts = acts or (bool(sites) and (not built.captured or label in built.acts_captured))
             if not acts:
                 inert.append(label)
         return tuple(inert)

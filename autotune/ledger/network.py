@@ -41,7 +41,11 @@ class Network:
             precision = replace(self.ctx.workload.precision, fp8=None, fp4=None)
             context = replace(self.ctx, workload=replace(self.ctx.workload, precision=precision))
             built = build_layer(context, kind)
-            self._unquantized[kind] = replace(built, params=tuple(replace(p, quantized=False) for p in built.params))
+            self._unquantized[kind] = replace(
+                built,
+                params=tuple(replace(p, quantized=False) for p in built.params),
+                acts_captured=self.built[kind].acts_captured,  # Megatron asks config.fp8, whatever precision a layer runs in
+            )
         return self._unquantized[kind]
 
     def _parts(self, kind: LayerKind, index: int) -> tuple[BuiltLayer, ...]:

@@ -72,7 +72,7 @@ class Prices:
         if built.kind not in self._label_prices:
             labels = built.layer.labels
             if built.captured:
-                labels = frozenset(region.label for region in built.layer.regions if region.discards_output)
+                labels &= built.acts_captured
             self._label_prices[built.kind] = label_ms(built.layer, labels, self._rates)
         return self._label_prices[built.kind]
 

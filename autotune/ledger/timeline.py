@@ -8,7 +8,7 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
-from autotune.ledger.layers import BuiltLayer, ChunkCost, Peak, add_terms, chunk_cost, inert_free
+from autotune.ledger.layers import BuiltLayer, ChunkCost, Peak, add_terms, chunk_cost
 from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
@@ -178,7 +178,7 @@ class Timeline:
             total = 0
             for built in layers:
                 if built.captured:
-                    total += built.layer.cost(frozenset() if full else inert_free(built.layer, labels)).held_bytes
+                    total += built.layer.cost(frozenset() if full else labels & built.acts_captured).held_bytes
             per_chunk.append(total)
         most = 0
         for moment in stage.moments:

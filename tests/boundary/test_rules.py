@@ -114,6 +114,11 @@ CASES: list[tuple[str, Findings, Findings]] = [
         experts("moe", other={"model.moe_input_jitter_eps": 0.01}),
     ),
     (
+        "checkpoint_refuses_capture",
+        dense("mlp", fp8="hybrid", cuda_graph_impl="local", cuda_graph_modules=("mlp",)),
+        dense("mlp", cuda_graph_impl="local", cuda_graph_modules=("mlp",)),
+    ),
+    (
         "sharded_weights_in_local_graph",
         experts("shared_experts", fp8="e4m3", fp8_recipe="mxfp8", moe_shared_expert_intermediate_size=64, **GTP),
         experts("shared_experts", moe_shared_expert_intermediate_size=64, **GTP),
@@ -205,4 +210,22 @@ def test_core_attention_is_not_pruned_inside_a_captured_graph() -> None:
 
 
 def test_before_the_skip_a_captured_checkpoint_was_captured_too() -> None:
-    assert dense("core_attn", megatron_core="0.17.1", **TE_ATTN).reason == ""
+    assert dense("core_attn", megatron_core="0.17.1", transformer_engine="2.12.0", **TE_ATTN).reason == ""
+    refused = dense("core_attn", megatron_core="0.17.1", transformer_engine="2.11.0", **TE_ATTN)
+    assert refused.status == "invalid"
+
+
+def test_quantized_mlp_is_captured_with_its_replay() -> None:
+    graphs = {
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": ("mlp",),
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+    }
+    assert dense("mlp", transformer_engine="2.17.1", **graphs).reason == ""
+    assert dense("mlp", transformer_engine="2.11.0", **graphs).reason == (
+        "mlp cannot be captured: CUDA graphs of Transformer Engine before 2.12 differentiate with .grad(), which a reentrant "
+        "checkpoint refuses"
+    )
+    assert "local CUDA graphs" in dense("mlp", transformer_engine="2.17.1", **{**graphs, "cuda_graph_impl": "local"}).reason
+    assert dense("mlp", transformer_engine="2.11.0", **{**graphs, "cuda_graph_modules": ("attn",)}).status == "distinct"

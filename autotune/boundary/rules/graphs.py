@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from autotune.boundary.boundary import Boundary
+from autotune.boundary.captured import checkpoints_in_capture
 from autotune.boundary.context import Context
 from autotune.boundary.labels import LABELS
-from autotune.boundary.revision import CHECKPOINT_SKIPS_CAPTURE, GRAPH_MODULES, GTP_LOCAL_GRAPHS
+from autotune.boundary.revision import GRAPH_MODULES, GTP_LOCAL_GRAPHS
 from autotune.boundary.rules.rule import rule
 
 _SCOPE_OF = {"core_attn": ("attn",), "mlp": ("mlp",), "moe": ("moe",), "shared_experts": ("moe", "moe_router")}
 """The captured modules that hold a checkpointed region whole."""
+_TE_CAPTURES_BACKWARD = (2, 12, 0)
+"""Transformer Engine captures with ``.backward()`` from 2.12 on (324be332, "Support cudagraph recomputation")."""
 
 
 @rule("invalid", "transformer_config.py:2613-2617", granularity="full", since=GRAPH_MODULES)
@@ -70,21 +73,46 @@ def sharded_weights_in_local_graph(context: Context, _: Boundary) -> str | None:
     return "shared_experts inside a local CUDA graph does not work with gtp_weight_remat_size > 1 under FP8 or FP4"
 
 
-@rule("note", "tensor_parallel/random.py:checkpoint", labels=tuple(_SCOPE_OF), since=CHECKPOINT_SKIPS_CAPTURE)
+@rule(
+    "invalid",
+    "Transformer Engine pytorch/distributed.py:_CheckpointFunction.backward, graph.py:_make_graphed_callables at 2.11 and 2.17.1; "
+    "transformer/cuda_graphs.py:1299 at 2a75ac12",
+    labels=tuple(_SCOPE_OF),
+    checked_in="run",
+)
+def checkpoint_refuses_capture(context: Context, boundary: Boundary) -> str | None:
+    """A reentrant checkpoint needs ``.backward()``; local graphs and Transformer Engine before 2.12 capture with ``.grad()``."""
+    features, te = context.workload.features, context.te_release
+    if features.cuda_graph_impl == "transformer_engine" and (te is None or te >= _TE_CAPTURES_BACKWARD):
+        return None
+    hit = [label for label in _checkpointed_whole(context, boundary) if label in checkpoints_in_capture(context.workload)]
+    if not hit:
+        return None
+    who = "local CUDA graphs" if features.cuda_graph_impl == "local" else "CUDA graphs of Transformer Engine before 2.12"
+    return f"{' and '.join(hit)} cannot be captured: {who} differentiate with .grad(), which a reentrant checkpoint refuses"
+
+
+@rule("note", "tensor_parallel/random.py:checkpoint", labels=tuple(_SCOPE_OF))
 def inert_after_capture(context: Context, boundary: Boundary) -> str | None:
     """Not a reason to prune: eager warm-up steps replay, and their peak counts too."""
-    if not context.graphs_on or context.full_iteration:
+    hit = [label for label in _checkpointed_whole(context, boundary) if label not in checkpoints_in_capture(context.workload)]
+    if not hit:
         return None
-    hit = [
+    return f"{', '.join(hit)} acts only before graph capture (a captured region runs without its checkpoint)"
+
+
+def _checkpointed_whole(context: Context, boundary: Boundary) -> list[str]:
+    """Labels of the boundary whose checkpoint region lies in a captured scope."""
+    if not context.graphs_on or context.full_iteration:
+        return []
+    return [
         label
         for label, scopes in _SCOPE_OF.items()
         if label in boundary.modules
         and LABELS[label].mechanism == "checkpoint"
+        and context.sites[label].layers
         and any(_captures(context, scope) for scope in scopes)
     ]
-    if not hit:
-        return None
-    return f"{', '.join(hit)} acts only before graph capture (a captured region runs without its checkpoint)"
 
 
 def _captures(context: Context, scope: str) -> bool:
@@ -98,5 +126,6 @@ RULES = (
     hidden_dropout_in_graph,
     input_jitter_in_graph,
     sharded_weights_in_local_graph,
+    checkpoint_refuses_capture,
     inert_after_capture,
 )
