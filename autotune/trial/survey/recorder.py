@@ -102,14 +102,15 @@ class Recorder:
         if not self._bytes:
             return
         level, peak, reserved = self._counters.read()
-        self._probe.note_peak(peak, reserved)
         self._counters.reset()
+        self._probe.note_peak(peak, reserved)
         self._take(self._probe.phase, peak, level, kind, region)
 
     def _take(self, phase: str, peak: int, level: int, kind: str, region: int) -> None:
         recorded = self._unit < self._unit_limit
         peaks = self._peaks[0 if recorded else 1]
-        peaks[phase] = max(peak, peaks.get(phase, 0))
+        if peak > peaks.get(phase, 0):
+            peaks[phase] = peak
         if recorded:
             unit = self.regions[region].unit if region >= 0 else self._unit
             self._events.append(Event(kind, region, unit, phase, level, max(peak, self._high)))
