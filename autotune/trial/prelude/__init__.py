@@ -26,13 +26,14 @@ def install() -> Counter:
     import torch
     import torch._dynamo  # It keeps a table of torch's functions, which has to be made before some are replaced.
 
-    from autotune.trial.prelude import allocator, collectives, cuda_shim, ssm_stand_in, te_stand_in
+    from autotune.trial.prelude import allocator, collectives, cuda_shim, fused, ssm_stand_in, te_stand_in
     from autotune.trial.prelude.te_stand_in import kernels
 
     torch.set_num_threads(1)
     counter = allocator.install()
     cuda_shim.install(counter)
     collectives.install(counter)
+    fused.install(counter)
     kernels.set_scratch(counter.paused)
     te_stand_in.install()
     ssm_stand_in.install()

@@ -1,0 +1,52 @@
+"""What ``torch.compile`` fuses on a GPU is one kernel here too: its outputs are device memory, nothing between them is.
+
+Megatron decorates its element-wise functions (SwiGLU and its gradient, scaled softmax, fused cross entropy) with
+``jit_fuser``, which is ``torch.compile``. On a CPU they run eager; without this, their intermediate results would count as
+device memory that no GPU ever allocates. Where autograd has to look inside, a function runs as it is: what a compiled
+graph would keep for backward is the compiler's choice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.trial.prelude.allocator import Counter
+
+
+def install(counter: Counter) -> None:
+    """Replace ``torch.compile``, before Megatron is imported."""
+
+    def compile(model: Any = None, **_: Any) -> Any:
+        if model is None:
+            return compile
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            return model
+        return _one_kernel(model, counter)
+
+    torch.compile = compile
+
+
+def _one_kernel(function: Callable[..., Any], counter: Counter) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        tensors = [value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return function(*arguments, **keywords)
+        with counter.paused():
+            result = function(*arguments, **keywords)
+        return _on_device(result, {tensor.untyped_storage().data_ptr() for tensor in tensors})
+
+    def _on_device(value: Any, given: set[int]) -> Any:
+        if isinstance(value, Tensor):
+            # An argument written in place, or a view of it, is where it was.
+            return value if value.untyped_storage().data_ptr() in given else value.clone()
+        if isinstance(value, (tuple, list)):
+            return type(value)(_on_device(item, given) for item in value)
+        return value
+
+    return call
