@@ -25,7 +25,10 @@ PROVIDER_FIELDS = frozenset(
      "max_position_embeddings", "hybrid_layer_pattern", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl"}
 )  # fmt: skip
 _OLD_NAMES: Mapping[str, str] = {"cuda_graph_modules": "cuda_graph_scope"}
-_MLA_FIELDS = frozenset({"q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"})
+_MLA_FIELDS = frozenset(
+    {"q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type",
+     "original_max_position_embeddings"}
+)  # fmt: skip
 
 
 def padded_vocab_size(workload: Workload) -> int:

@@ -39,13 +39,14 @@ DIRECT: Mapping[str, Arg] = {
     **_numbers(
         "model", num_layers=None, hidden_size=None, num_attention_heads=None, kv_channels=None, max_position_embeddings=0,
         make_vocab_size_divisible_by=128, q_lora_rank=None, kv_lora_rank=32, qk_head_dim=128, qk_pos_emb_head_dim=64,
-        v_head_dim=128, moe_ffn_hidden_size=None, moe_router_topk=2, moe_shared_expert_intermediate_size=None,
+        v_head_dim=128, original_max_position_embeddings=4096, moe_ffn_hidden_size=None, moe_router_topk=2,
+        moe_shared_expert_intermediate_size=None,
         moe_latent_size=None, mamba_state_dim=128, mamba_head_dim=64, mamba_num_groups=8, mamba_num_heads=None,
         linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
         linear_num_value_heads=32, mtp_num_layers=None,
     ),
     **_words(
-        "model", position_embedding_type="learned_absolute", normalization="LayerNorm", softmax_type="vanilla",
+        "model", position_embedding_type="learned_absolute", normalization="LayerNorm", softmax_type="vanilla", rope_type="yarn",
         moe_router_dtype=None, moe_router_score_function="softmax",
         moe_token_dispatcher_type="allgather", moe_flex_dispatcher_backend="deepep",
         experimental_attention_variant=None, hybrid_layer_pattern=None, mtp_hybrid_override_pattern=None,

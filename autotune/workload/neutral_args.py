@@ -96,9 +96,9 @@ _BY_REASON: Mapping[str, str] = {
     "pads an expert's tokens to a multiple of at most 128": """
         moe_router_padding_for_fp8 moe_router_padding_for_quantization""",
     "angles of the position embedding: a [sequence, head width] table or less": """
-        rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_type
+        rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling
         yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int
-        no_yarn_correction_range_round_to_int original_max_position_embeddings beta_fast beta_slow mrope_section""",
+        no_yarn_correction_range_round_to_int beta_fast beta_slow mrope_section""",
     "a scalar inside an existing computation": """
         norm_epsilon apply_layernorm_1p dsa_indexer_k_norm_epsilon """,
     "kernel choice of the local norm; Transformer Engine's norms do not read it": "no_persist_layer_norm",

@@ -52,6 +52,9 @@ class Model:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    rope_type: str = "yarn"
+    """Of multi-latent attention; ``rope`` keeps no tables of cosines and sines."""
+    original_max_position_embeddings: int = 4096
     # Mixture of experts
     num_moe_experts: int | None = None
     moe_layer_freq: int | tuple[int, ...] = 1
