@@ -154,15 +154,17 @@ def _state_bytes(ctx: Context, param: Param, shards: int, width: int) -> int:
 
 
 def _rotary_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
-    """Cached rotary frequencies in fp32: one table for the network; MLA has one in each layer.
+    """Cached rotary frequencies in fp32: one table for the network; MLA has one in each layer, and with YaRN (its default)
+    also cosines and sines over ``original_max_position_embeddings``, buffers that become 16-bit with the model.
 
-    Source: rotary_pos_embedding.py:RotaryEmbedding.forward (lru_cache), multi_latent_attention.py:MultiLatentAttention.__init__
-    at 24bad8e6.
+    Source: rotary_pos_embedding.py:RotaryEmbedding.forward (lru_cache), multi_latent_attention.py:MultiLatentAttention.__init__,
+    yarn_rotary_pos_embedding.py:YarnRotaryEmbedding._set_cos_sin_cache at 24bad8e6.
     """
     model, s = ctx.workload.model, ctx.sizes
     mla_layers = sum(param.name == "mla.kv_down" for param in params)
     if mla_layers:
-        return 4 * s.sequence * model.qk_pos_emb_head_dim * mla_layers
+        tables = 2 * s.width * model.original_max_position_embeddings if model.rope_type == "yarn" else 0
+        return (4 * s.sequence + tables) * model.qk_pos_emb_head_dim * mla_layers
     return 4 * s.sequence * s.head_dim if model.position_embedding_type in ("rope", "yarn", "mrope") else 0
 
 
@@ -173,7 +175,7 @@ def _dummy_wgrad_bytes(ctx: Context, params: tuple[Param, ...], *, tied_head: bo
     (tensor_parallel/layers.py, e7c55de99e); before, each was made and freed within its backward.
     """
     features = ctx.workload.features
-    if not features.gradient_accumulation_fusion or features.transformer_impl == "local" or ctx.stand_in or ctx.stack.te < (2, 3):
+    if not features.gradient_accumulation_fusion or features.transformer_impl == "local" or ctx.stack.te < (2, 3):
         return 0
     cached_head = ctx.stack.mcore >= (0, 14)
     shapes = {p.shape for p in params if p.gemm and (cached_head or p.name != "head.output")}
