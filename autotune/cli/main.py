@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from autotune.cli.diagnose import diagnose
+from autotune.cli.doctor import doctor
 from autotune.cli.plan import plan
 from autotune.cli.recipes import recipes
 from autotune.cli.report import report
@@ -121,5 +122,5 @@ def cli() -> None:
     """
 
 
-for _command in (run, plan, recipes, report, diagnose):
+for _command in (run, plan, recipes, report, diagnose, doctor):
     cli.add_command(_command)

@@ -144,6 +144,7 @@ class ClusterBackend:
             folder=str(request.folder.resolve()),
             loop=self._loop,
             program=self._program,
+            survey=request.survey,
             environment=self._environment(request),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def choose(request: Request, workload: Workload) -> Choice:
         return Choice(name="replay", why=f"replay: recorded trials of {request.evidence}")
     if request.backend == "predict":
         return Choice(name="predict", why="predict: asked for, nothing is launched")
-    no_gpu, no_cpu = _no_gpu(workload), _no_cpu(request, workload)
+    no_gpu, no_cpu = _no_gpu(request, workload), _no_cpu(request, workload)
     if request.backend == "gpu":
         if no_gpu is not None:
             raise RequestError("--backend", "gpu", no_gpu, "use --backend predict, or run where the GPUs are")
@@ -48,16 +49,24 @@ def choose(request: Request, workload: Workload) -> Choice:
     return Choice(name="predict", why=f"auto took predict, nothing is launched; not gpu: {no_gpu}; not cpu: {no_cpu}")
 
 
-def _no_gpu(workload: Workload) -> str | None:
-    """Why the gpu backend cannot run here; None where it can."""
+def _no_gpu(request: Request, workload: Workload) -> str | None:
+    """Why the gpu backend cannot run; None where the machine, or the Ray cluster, has a GPU for each rank, and Bridge.
+
+    Whether the nodes of a cluster have Bridge shows when their slots get ready.
+    """
+    needed = workload.parallel.world_size
+    address = request.address or os.environ.get("RAY_ADDRESS")
+    if address:
+        from autotune.cluster.connection import connect
+
+        found = int(connect(address, local_cpus=needed).get("GPU", 0))
+        return None if found >= needed else f"{found} GPUs in the Ray cluster, {needed} needed"
     here = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if importlib.util.find_spec("autotune.trial.backends.gpu") is None:
-        return f"no GPU trials in this version ({here} GPUs here)"
     if here == 0:
         return "no GPU on this machine"
-    if here < workload.parallel.world_size:
-        return f"{here} GPUs here, {workload.parallel.world_size} needed"
-    if importlib.util.find_spec("megatron.bridge") is None:
+    if here < needed:
+        return f"{here} GPUs here, {needed} needed"
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         return "megatron-bridge is not installed"
     return None
 
@@ -68,8 +77,6 @@ def _no_cpu(request: Request, workload: Workload) -> str | None:
     A recipe of the catalog says what it is sized for. A workload file or a recipe of the user's own does not: it runs on
     the CPU where that was asked for by name, never by ``auto``.
     """
-    if importlib.util.find_spec("autotune.trial.backends.cpu") is None:
-        return "no CPU trials in this version"
     entry = find(request.recipe)
     if (entry is None and request.backend != "cpu") or (entry is not None and entry.sized_for != "cpu"):
         return f"the recipe is sized for {workload.parallel.world_size} x {workload.hardware.gpu}"

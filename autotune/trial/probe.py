@@ -128,11 +128,17 @@ class Probe:
             reserved=held,
             allocated_bytes=self._cuda.memory_allocated(),
             allocator_retries=stats.get("num_alloc_retries"),
+            device_used_bytes=self._device_used_bytes() if self.reserved else None,
             tokens_per_expert=self._tokens,
             **(details or {}),
         )
         self._lines.write("iteration", **self.last_iteration)
         self.phase = "between_steps"
+
+    def _device_used_bytes(self) -> int:
+        """In use on the device by anyone: NCCL, the CUDA context and other processes are in no count of the allocator's."""
+        free, total = self._cuda.mem_get_info()
+        return int(total - free)
 
     # Seams
 

@@ -115,6 +115,10 @@ def _run(spec: TrialSpec, rank: int, lines: LineWriter, loop: Loop) -> Any:
         counter = _counter[0]
         counter.set_capacity(spec.capacity_bytes)
         counter.count_this_thread()
+    else:
+        from autotune.trial.gpu_snapshot import keep_first_out_of_memory
+
+        keep_first_out_of_memory(spec.rank_file(rank).with_suffix(".oom.pickle"), lines)
     probe = Probe(lines, reserved=spec.backend == "gpu")
     _probes.append(probe)
     session = Session(spec, rank, lines, probe, counter)

@@ -22,7 +22,7 @@ def ask(recipe: str, **fields: Any) -> backends.Choice:
 
 @pytest.fixture(autouse=True)
 def _no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_no_gpu", lambda workload: "no GPU on this machine")
+    monkeypatch.setattr(backends, "_no_gpu", lambda *_: "no GPU on this machine")
 
 
 def test_auto_predicts_where_nothing_can_be_launched_and_says_why() -> None:
@@ -40,7 +40,7 @@ def test_auto_takes_cpu_for_a_recipe_that_is_sized_for_it() -> None:
 
 
 def test_auto_takes_gpu_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_no_gpu", lambda workload: None)
+    monkeypatch.setattr(backends, "_no_gpu", lambda *_: None)
     assert ask("nemotron3nano").name == "gpu"
 
 

@@ -24,6 +24,7 @@ class TrialRequest:
         steps: Steps to run, optimizer initialisation and graph capture among them.
         limit_bytes: The memory limit; a simulated device takes it as its capacity.
         folder: Where the trial keeps its files; None keeps none.
+        survey: A SurveyPlan as builtins: the launch is a region survey under this boundary.
     """
 
     number: int
@@ -35,6 +36,7 @@ class TrialRequest:
     limit_bytes: int | None = None
     repeat_reason: RepeatReason | None = None
     folder: Path | None = None
+    survey: Mapping[str, Any] | None = None
 
 
 class TrialBackend(Protocol):

@@ -1,0 +1,89 @@
+"""What is killed from outside: the driver, Ray's raylet, a node. Nothing stays behind, nothing finished is lost or repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from marked import marked, wait_for
+from toy_search import BOUNDARIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+HERE = Path(__file__).resolve().parent
+RIGHT = {boundary.key for boundary in BOUNDARIES}
+
+
+def start(folder: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "toy_search.py"), str(folder), *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=400)
+    assert out.strip(), err[-3000:]
+    return dict(json.loads(out.strip().splitlines()[-1]))
+
+
+def records(folder: Path) -> dict[str, float]:
+    """Finished trials by folder, with the time of their record."""
+    return {path.parent.name: path.stat().st_mtime for path in folder.glob("trials/*/record.json")}
+
+
+def in_a_trial(folder: Path, finished: int) -> bool:
+    """So many trials are finished, and another one's ranks are at work."""
+    running = [p for p in folder.glob("trials/*") if not (p / "record.json").exists() and list(p.glob("ranks/*.jsonl"))]
+    return len(records(folder)) >= finished and bool(running)
+
+
+def slow(folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, "TOY_STEP_S": "0.6"}
+
+
+def check_resumed(folder: Path, before: dict[str, float], told: dict[str, Any]) -> None:
+    assert (told["status"], told["best"]) == (0, "core_attn")
+    keys = [key for _, key, _, _ in told["records"]]
+    assert sorted(keys) == sorted(RIGHT) and len(keys) == len(set(keys))
+    assert {name: time for name, time in records(folder).items() if name in before} == before  # none was run again
+
+
+def test_driver_killed(tmp_path: Path, toy_environment: dict[str, str], mark: str) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, slow(folder, toy_environment))
+    assert wait_for(lambda: in_a_trial(folder, 2), 300) is not None, process.stderr and process.poll()
+    before = records(folder)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    gone = wait_for(lambda: not marked(mark), 60)
+    assert gone is not None, marked(mark)
+    print(f"all processes gone {gone:.1f} s after the driver was killed")
+    check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
+    assert wait_for(lambda: not marked(mark), 30) is not None, marked(mark)
+
+
+def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: str) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, slow(folder, toy_environment))
+    assert wait_for(lambda: in_a_trial(folder, 1), 300) is not None
+    before = records(folder)
+    raylets = [pid for pid, line in marked(mark).items() if "raylet/raylet" in line.split(" ")[0]]
+    assert len(raylets) == 1
+    os.kill(raylets[0], signal.SIGKILL)
+    ranks = wait_for(lambda: not any("autotune.trial.zygote" in line for line in marked(mark).values()), 60)
+    assert ranks is not None, marked(mark)
+    print(f"ranks and zygotes gone {ranks:.1f} s after the raylet was killed")
+    out, err = process.communicate(timeout=300)
+    told = json.loads(out.strip().splitlines()[-1]) if out.strip() else {"status": process.returncode, "stop": err[-2000:]}
+    assert told["status"] == 4, told
+    assert wait_for(lambda: not marked(mark), 60) is not None, marked(mark)
+    check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
