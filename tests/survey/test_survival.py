@@ -91,7 +91,7 @@ def branches(draw: st.DrawFn) -> Residual:
     return Residual((Checkpointed("b", "C", (op(True), *inner, op(True, out_bytes=48))),))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(branches(), min_size=1, max_size=3), min_size=1, max_size=4),
     st.sampled_from([Boundary.selective(), Boundary.full("uniform", 1), Boundary.selective(["a", "b", "m", "n"])]),
