@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
-from autotune.boundary.captured import checkpoints_in_capture
 from autotune.ledger.attention import attention_block
 from autotune.ledger.block import Block, Context, Param
 from autotune.ledger.gdn import gdn_block
+from autotune.ledger.graphs import CapturedPart, captured_part
 from autotune.ledger.mamba import mamba_block
 from autotune.ledger.mla import mla_block
 from autotune.ledger.mlp import mlp_block
 from autotune.ledger.moe import moe_block
-from autotune.ledger.ops import Layer, LayerCost, Region
+from autotune.ledger.ops import Layer, LayerCost
 from autotune.workload.architecture import LayerKind
 
 _MIXERS = {"attention": attention_block, "mla": mla_block, "dsa": mla_block, "gdn": gdn_block, "mamba": mamba_block}
@@ -28,10 +28,8 @@ class BuiltLayer:
     """None for the embedding and the head, which no boundary reaches."""
     layer: Layer
     params: tuple[Param, ...]
-    captured: bool = False
-    """Whether CUDA graphs capture all of it."""
-    acts_captured: frozenset[str] = frozenset()
-    """Labels that still act where it is captured."""
+    graph: CapturedPart | None = None
+    """What CUDA graphs capture of it; None where they capture nothing."""
     loss: bool = False
     """Whether its forward belongs to the loss phase."""
 
@@ -43,46 +41,16 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
         blocks.append(_MIXERS[kind.mixer](ctx))
     if kind.mlp != "none":
         blocks.append(moe_block(ctx) if kind.mlp == "moe" else mlp_block(ctx))
+    name = f"{kind.mixer}+{kind.mlp}"
+    ops = [op for block in blocks for op in block.ops]
     regions = [region for block in blocks for region in block.regions]
+    residual = ctx.sizes.hidden_bytes
     return BuiltLayer(
         kind,
-        Layer(
-            f"{kind.mixer}+{kind.mlp}",
-            [op for block in blocks for op in block.ops],
-            regions,
-            residual_bytes=ctx.sizes.hidden_bytes,
-        ),
+        Layer(name, ops, regions, residual_bytes=residual),
         tuple(param for block in blocks for param in block.params),
-        captured=is_captured(ctx, kind),
-        acts_captured=_acts_captured(ctx, regions),
+        graph=captured_part(ctx, kind, name, ops, regions, residual_bytes=residual),
     )
-
-
-def _acts_captured(ctx: Context, regions: Sequence[Region]) -> frozenset[str]:
-    """The labels of regions that still act inside a captured scope.
-
-    ``CheckpointWithoutOutput`` is skipped in graph warm-up only (tensor_parallel/random.py:CheckpointWithoutOutput.checkpoint
-    at 24bad8e6); which checkpoints are captured with their replay: boundary/captured.py.
-    """
-    replayed = checkpoints_in_capture(ctx.workload)
-    return frozenset(region.label for region in regions if region.discards_output or region.label in replayed)
-
-
-def is_captured(ctx: Context, kind: LayerKind) -> bool:
-    """Whether the whole layer (or half, where the kind is one) lies in a captured scope.
-
-    Source: transformer/cuda_graph_config.py and transformer_layer.py at 24bad8e6: scope names attn, mamba, mlp, moe; no scope
-    names at all means whole layers. A hybrid layer is one mixer or one MLP, so a scope covers it whole.
-    """
-    features = ctx.workload.features
-    if features.cuda_graph_impl not in ("transformer_engine", "local"):
-        return False
-    scopes = set(features.cuda_graph_modules)
-    if not scopes:
-        return True
-    mixer = {"attention": "attn", "mla": "attn", "dsa": "attn", "gdn": "attn", "mamba": "mamba"}.get(kind.mixer)
-    mlp = {"dense": "mlp", "moe": "moe"}.get(kind.mlp)
-    return all(part is None or part in scopes for part in (mixer, mlp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +124,7 @@ def chunk_cost(
     Args:
         layers: The chunk's layers, with the embedding and the head where the chunk has them.
         boundary: The recompute setting.
-        pooled: After capture: captured layers keep nothing outside their graph pool, and most labels inside them are inert.
+        pooled: After capture: what graphs capture allocates nothing.
         retains: Whether what a region keeps after its backward is seen while the chunk runs. A module attribute holds the
             graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
         input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
@@ -208,11 +176,8 @@ def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool, share
 
 
 def _single(built: BuiltLayer, labels: frozenset[str], pooled: bool) -> _Step:
-    if pooled and built.captured:
-        cost = built.layer.cost(labels & built.acts_captured)
-        return _Step({}, 0, max(0, cost.forward_peak - cost.held_bytes), cost.backward_peak - cost.held_bytes,
-                     {"transient": cost.backward_peak - cost.held_bytes}, 0, built.loss)  # fmt: skip
-    cost = built.layer.cost(labels)
+    layer = built.graph.eager if pooled and built.graph is not None else built.layer
+    cost = layer.cost(labels)
     return _Step(
         cost.held, cost.held_bytes, cost.forward_peak, cost.backward_peak, cost.backward_terms, cost.retained_bytes, built.loss
     )

@@ -16,7 +16,7 @@ from autotune.ledger.price import Prices
 from autotune.ledger.sizes import sizes
 from autotune.ledger.spread import Z95, standard_deviation
 from autotune.ledger.stack import resolve_stack
-from autotune.ledger.timeline import Iteration, StageModel, Timeline
+from autotune.ledger.timeline import GraphBytes, Iteration, StageModel, Timeline
 from autotune.workload.workload import Workload
 
 KNOWN_LABELS = frozenset({"core_attn", "gdn_norm_out", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"})
@@ -141,6 +141,10 @@ class Ledger:
             floor_boundary=best,
         )
 
+    def graphs(self, boundary: Boundary) -> tuple[GraphBytes, ...]:
+        """What CUDA graphs hold on each pipeline stage that captures any."""
+        return tuple(self._timeline.graphs(stage, boundary) for stage in self._timeline.stages if stage.captures)
+
     def states_bytes(self) -> int:
         """Weights, gradients and optimizer state alone, on the heaviest stage: no boundary goes below this."""
         groups = ("weights", "gradients", "optimizer_state")
@@ -180,6 +184,7 @@ class Ledger:
             replay_ms_by_label=by_label,
             inert_labels=self._inert(boundary),
             notes=self._notes(boundary),
+            graph_pool_bytes=max((graph.pool_bytes for graph in self.graphs(boundary)), default=0),
         )
 
     def _stage_peak(
@@ -219,7 +224,7 @@ class Ledger:
             acts = False
             for built in self._network.built.values():
                 sites = [region for region in built.layer.regions if region.label == label and region.inputs]
-                acts = acts or (bool(sites) and (not built.captured or label in built.acts_captured))
+                acts = acts or (bool(sites) and (built.graph is None or label in built.graph.acting))
             if not acts:
                 inert.append(label)
         return tuple(inert)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from autotune.ledger.block import Context, Param
 from autotune.ledger.head import cross_entropy_ops, embedding_ops, embedding_params, head_ops, head_params, mtp_ops, mtp_params
-from autotune.ledger.layers import BuiltLayer, build_layer, is_captured
+from autotune.ledger.layers import BuiltLayer, build_layer
 from autotune.ledger.ops import Layer
 from autotune.ledger.schedule import moments, stage_tensors
 from autotune.ledger.static import static_bytes
@@ -41,19 +41,13 @@ class Network:
             precision = replace(self.ctx.workload.precision, fp8=None, fp4=None)
             context = replace(self.ctx, workload=replace(self.ctx.workload, precision=precision))
             built = build_layer(context, kind)
-            self._unquantized[kind] = replace(
-                built,
-                params=tuple(replace(p, quantized=False) for p in built.params),
-                acts_captured=self.built[kind].acts_captured,  # Megatron asks config.fp8, whatever precision a layer runs in
-            )
+            graph = built.graph
+            if graph is not None:
+                # Megatron asks config.fp8, whatever precision a layer runs in.
+                whole = self.built[kind].graph
+                graph = replace(graph, acting=whole.acting if whole is not None else graph.acting)
+            self._unquantized[kind] = replace(built, params=tuple(replace(p, quantized=False) for p in built.params), graph=graph)
         return self._unquantized[kind]
-
-    def _parts(self, kind: LayerKind, index: int) -> tuple[BuiltLayer, ...]:
-        """A layer whole, or its two halves where CUDA graphs capture only one of them."""
-        halves = (LayerKind(kind.mixer, "none"), LayerKind("none", kind.mlp))
-        if "none" in (kind.mixer, kind.mlp) or is_captured(self.ctx, halves[0]) == is_captured(self.ctx, halves[1]):
-            return (self._layer(kind, index),)
-        return tuple(self._layer(half, index) for half in halves)
 
     def _stays_bf16(self, index: int) -> bool:
         """Whether a layer is kept out of FP8 (fp8_utils.py:is_first_last_bf16_layer at 24bad8e6)."""
@@ -98,9 +92,7 @@ class Network:
         workload, parallel = self.ctx.workload, self.ctx.workload.parallel
         pp, vpp = parallel.pipeline_model_parallel_size, len(stage.chunks)
         tied = workload.model.share_embeddings_and_output_weights
-        chunks: list[list[BuiltLayer]] = [
-            [built for index in chunk for built in self._parts(self.layers[index], index)] for chunk in stage.chunks
-        ]
+        chunks: list[list[BuiltLayer]] = [[self._layer(self.layers[index], index) for index in chunk] for chunk in stage.chunks]
         extra: list[Param] = []
         if stage.has_embedding:
             chunks[0].insert(0, self._embedding)
@@ -135,6 +127,6 @@ class Network:
             ),
             moments=when,
             tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),
-            captures=features.cuda_graph_impl in ("transformer_engine", "local") and any(b.captured for c in chunks for b in c),
+            captures=any(built.graph is not None for chunk in chunks for built in chunk),
             first_backward_before_peak=microbatches * vpp > in_flight,
         )

@@ -55,6 +55,8 @@ class Prediction:
     inert_labels: tuple[str, ...] = ()
     """Labels that drop nothing here (no site, or inside a captured graph scope)."""
     notes: tuple[str, ...] = ()
+    graph_pool_bytes: int = 0
+    """What CUDA graph pools keep reserved after capture beside allocated bytes, on the stage where it is most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,13 +71,13 @@ class Prices:
         assert built.kind is not None
         if built.kind not in self._label_prices:
             labels = built.layer.labels
-            if built.captured:
-                labels &= built.acts_captured
+            if built.graph is not None:
+                labels &= built.graph.acting
             self._label_prices[built.kind] = label_ms(built.layer, labels, self._rates)
         return self._label_prices[built.kind]
 
     def _full_ms(self, built: BuiltLayer) -> float:
-        return forward_ms(built.layer.ops, self._rates, host=not built.captured, checkpoints=1)
+        return forward_ms(built.layer.ops, self._rates, host=built.graph is None, checkpoints=1)
 
 
 def _covered(depths: list[int], boundary: Boundary) -> int:

@@ -14,6 +14,8 @@ from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
 
 _RUNNING = ("forward", "loss", "backward")
+_REUSES_BUFFERS = (2, 7)
+"""Transformer Engine that reuses the buffers of graphs (cuda_graphs.py:_get_cuda_graph_input_data at 24bad8e6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,15 @@ class StageModel:
     def alone(self) -> bool:
         """Whether no other micro batch is ever in flight here."""
         return not any(any(moment.in_flight) for moment in self.moments)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBytes:
+    """What CUDA graphs hold on one stage: ``static_bytes`` stay allocated after capture; ``pool_bytes`` are allocated while they
+    are captured and only reserved afterwards."""
+
+    static_bytes: int
+    pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +123,7 @@ class Timeline:
             [signatures.setdefault(tuple(map(id, chunk)), len(signatures)) for chunk in stage.chunks] for stage in self.stages
         ]
         self._alone = [stage.alone for stage in self.stages]
+        self._graphs: dict[tuple[int, frozenset[str]], GraphBytes] = {}
 
     def iterations(self, stage: StageModel, boundary: Boundary, *, first: bool) -> list[Iteration]:
         """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
@@ -140,7 +152,7 @@ class Timeline:
         if name != "first":
             base.append(static.after_step)
         if name == "after_capture":
-            base.append({"graph_pool": self._pool_bytes(stage, boundary)})
+            base.append({"graph_pool": self.graphs(stage, boundary).static_bytes})
         warm = [*base, static.after_backward]
         hidden = self.ctx.sizes.hidden_bytes
         received = {"p2p": stage.tensors.in_forward * hidden}
@@ -152,36 +164,41 @@ class Timeline:
         synced = [*warm, left, {"retained": sum(cost.retained_bytes for cost in costs)}]
         deferred = static.in_schedule
         forward = [*(base if cold else warm), received, deferred, static.in_forward]
-        return Iteration(
-            name=name,
-            costs=costs,
-            parts={
-                "forward": forward,
-                "loss": forward,
-                "backward": [*warm, returned, deferred, *([static.in_forward] if keeps_mask else [])],
-                "grad_sync": synced,
-                "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
-            },
-            runs=_runs(stage.moments, costs),
-        )
+        parts: dict[str, list[Mapping[str, int]]] = {
+            "forward": forward,
+            "loss": forward,
+            "backward": [*warm, returned, deferred, *([static.in_forward] if keeps_mask else [])],
+            "grad_sync": synced,
+            "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
+        }
+        if name == "after_capture":
+            parts["after_capture"] = [*synced, {"graph_pool": self.graphs(stage, boundary).pool_bytes}]
+        return Iteration(name=name, costs=costs, parts=parts, runs=_runs(stage.moments, costs))
 
-    def _pool_bytes(self, stage: StageModel, boundary: Boundary) -> int:
-        """What captured layers keep in graph pools: their held bytes for every micro batch in flight, for good.
+    def graphs(self, stage: StageModel, boundary: Boundary) -> GraphBytes:
+        """What the graphs of a stage hold: ledger/graphs.py says what of it is allocated when."""
+        labels = frozenset(boundary.modules) if boundary.granularity != "full" else frozenset()
+        key = (stage.index, labels)
+        if key not in self._graphs:
+            self._graphs[key] = self._graph_bytes(stage, labels)
+        return self._graphs[key]
 
-        Source: transformer/cuda_graphs.py:TECudaGraphHelper at 24bad8e6: one graph a layer and micro batch in flight, buffers
-        reused in the order of the pipeline schedule.
-        """
-        full = boundary.granularity == "full"
-        labels = frozenset(boundary.modules)
-        per_chunk = []
-        for layers in stage.chunks:
-            total = 0
-            for built in layers:
-                if built.captured:
-                    total += built.layer.cost(frozenset() if full else labels & built.acts_captured).held_bytes
-            per_chunk.append(total)
-        most = 0
+    def _graph_bytes(self, stage: StageModel, labels: frozenset[str]) -> GraphBytes:
+        parts = [[built.graph for built in chunk if built.graph is not None] for chunk in stage.chunks]
+        held = [sum(part.pool(labels) for part in chunk) for chunk in parts]
+        highest = [max((part.pool_peak(labels) - part.pool(labels) for part in chunk), default=0) for chunk in parts]
+        inputs = [sum(part.input_bytes for part in chunk) for chunk in parts]
+        pool = static = 0
         for moment in stage.moments:
-            held = sum(count * total for count, total in zip(moment.in_flight, per_chunk, strict=True))
-            most = max(most, held + per_chunk[moment.chunk])
-        return most
+            own = held[moment.chunk]
+            pool = max(pool, sum(map(mul, moment.in_flight, held)) + own + highest[moment.chunk])
+            static = max(static, sum(map(mul, moment.in_flight, inputs)) + inputs[moment.chunk])
+        distinct = {part.output_bytes: part.gradient_bytes for chunk in parts for part in chunk}
+        static += sum(distinct.values()) + self.ctx.sizes.hidden_bytes
+        if self.ctx.stack.te < _REUSES_BUFFERS and self.ctx.workload.features.cuda_graph_impl == "transformer_engine":
+            # Before, outputs, their gradients and input gradients of every callable and micro batch kept their storages.
+            count = self.ctx.workload.num_microbatches if self.ctx.workload.parallel.pipeline_model_parallel_size > 1 else 1
+            static += count * sum(
+                part.output_bytes + part.gradient_bytes + self.ctx.sizes.hidden_bytes for chunk in parts for part in chunk
+            )
+        return GraphBytes(static, pool)
