@@ -30,7 +30,7 @@ def pool(prediction: Prediction) -> int:
     ("label", "scope", "preset"), [("mlp", "mlp", "dense"), ("moe", "moe", "moe"), ("shared_experts", "moe", "moe")]
 )
 def test_quantized_checkpoints_are_captured_with_their_replay(label: str, scope: str, preset: str) -> None:
-    """Under FP8 they run through Transformer Engine's checkpoint, which never steps aside (transformer_layer.py:868, 2a75ac12)."""
+    """Under FP8 they run through Transformer Engine's checkpoint, that never steps aside (transformer_layer.py:868, 2a75ac12)."""
     control, replayed = predict("", scope, FP8, preset=preset), predict(label, scope, FP8, preset=preset)
     assert pool(replayed) < pool(control)
     assert replayed.inert_labels == () and replayed.replay_ms > 0

@@ -75,7 +75,7 @@ def sharded_weights_in_local_graph(context: Context, _: Boundary) -> str | None:
 
 @rule(
     "invalid",
-    "Transformer Engine pytorch/distributed.py:_CheckpointFunction.backward, graph.py:_make_graphed_callables at 2.11 and 2.17.1; "
+    "Transformer Engine pytorch/distributed.py:_CheckpointFunction.backward, graph.py:_make_graphed_callables at 2.11, 2.17.1; "
     "transformer/cuda_graphs.py:1299 at 2a75ac12",
     labels=tuple(_SCOPE_OF),
     checked_in="run",
