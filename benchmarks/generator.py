@@ -217,6 +217,42 @@ class Machine:
             "replay_ms": {label: ms * price[label] for label, ms in self.replay_by_label(setting).items()},
         }
 
+    def survey(self) -> dict[str, Any]:
+        """What a region survey would have measured, per layer of the heaviest stage, with errors of its own.
+
+        Bytes are off by 0.6 % a region, times by 10 %. A joined label (``a+b``) is what a pair that shares storages drops only
+        together. With graph pools nothing can be switched.
+        """
+        errors = random.Random(f"{self.seed}/survey")
+        rows = []
+        net = {label: size * (self.load if label in EXPERTS else 1) for label, size in self.region.items()}
+        for pair, size in self.shared.items():
+            for label in pair:
+                net[label] -= size
+        for label in self.labels:
+            off = label in self.inert
+            # What raises the peak is kept as long as what is dropped is gone: the survey sees the difference.
+            dropped = (0.0 if off else net[label] * errors.lognormvariate(0, 0.006)) - self.raises.get(label, 0.0)
+            price = 0.0 if off else self.price[label] * errors.lognormvariate(0, 0.1) + self.host_ms
+            transient = 0.0 if off else self.transient[label] * errors.lognormvariate(0, 0.006)
+            rows.append(self._region(label, dropped, 0.0, transient, price, inert=off))
+        for pair, size in self.shared.items():
+            if not self.inert & set(pair):
+                rows.append(self._region("+".join(pair), 2 * size * errors.lognormvariate(0, 0.006), 0.0, 0.0, 0.0, inert=False))
+        kept = self.activations * 0.03
+        whole = (self.activations + self.region.get("moe", 0.0) * (self.load - 1)) * errors.lognormvariate(0, 0.006) - kept
+        price = self.replay_by_label(Setting(full_layers=self.here))["full"] * errors.lognormvariate(0, 0.05)
+        rows.append(self._region("layer", whole, kept, self.activations / self.here, price, inert=False))
+        base = Setting(full_layers=self.here).fields()
+        return {"base": base, "regions": rows, "switchable": [] if self.pool else list(self.labels)}
+
+    def _region(self, label: str, dropped: float, kept: float, transient: float, price: float, *, inert: bool) -> dict[str, Any]:
+        return {
+            "label": label, "layer_kind": self.class_, "layers": self.here, "kept_bytes": round(kept / self.here),
+            "dropped_bytes": round(dropped / self.here), "replay_transient_bytes": round(transient),
+            "forward_ms": price / self.here, "inert": inert,
+        }  # fmt: skip
+
     def table(self) -> dict[str, Any]:
         """The truth table, with its prior, in the form that the replay backend reads."""
         sigma = (0.1, 0.3, 0.6)[self.seed % 3]
@@ -232,7 +268,7 @@ class Machine:
         ]  # fmt: skip
         return {
             "name": f"drawn-{self.seed:04d}-{self.class_}", "kind": "generator", "prior_sigma": sigma,
-            "by_chance": self.by_chance,
+            "by_chance": self.by_chance, "survey": self.survey(),
             "workload": {"gpus": 2}, "mem_targets_bytes": targets, "rows": rows,
         }  # fmt: skip
 

@@ -24,20 +24,33 @@ from autotune.search.candidate import Candidate
 from autotune.search.certificate import certificate
 from autotune.search.evidence import Evidence
 from autotune.search.exhaustive import ExhaustiveSampler
-from autotune.search.planner import Planner
+from autotune.search.optuna_samplers import OptunaSampler
+from autotune.search.planner import EXPERT_JITTER, JITTER, Planner
 from autotune.search.proposal import Sampler
+from autotune.search.survey import SurveyFindings
+from autotune.search.survey_regions import findings_from_table
 from autotune.trial.backends.base import TrialRequest
 from autotune.trial.backends.replay import ReplayBackend
 from autotune.trial.backends.tables import read_table
 from autotune.trial.gates import GateSettings, peaks_bytes
-from autotune.trial.record import Failure, TrialRecord
+from autotune.trial.record import Failure, RankRecord, TrialRecord
+from autotune.trial.survey.choose import choose
+from autotune.trial.survey.plan import SurveyPlan
+from autotune.trial.survey.prices import Price
+from autotune.trial.survey.report import PredictedSetting
 from benchmarks.generator import Machine
 
-SAMPLERS = ("planner", "narrow_first", "exhaustive", "tpe", "gp", "random")
+SAMPLERS = (
+    "survey_switch", "survey_only", "planner", "tpe", "tpe_ordered", "gp", "gp_ordered", "random", "narrow_first", "exhaustive",
+)  # fmt: skip
 GPU_HOURS_PER_LAUNCH = 16 * 4 / 60
 NOMINAL_SPREAD = 0.03
 """Width of the intervals that the planner is given, whatever the prior's true errors are: a ledger does not know those."""
 WITHIN = 0.01
+DRAWS = 800
+STEP_SCATTER = 0.03
+"""Of launches; interleaved steps of one process scatter by ``INTERLEAVED_SCATTER``."""
+INTERLEAVED_SCATTER = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +80,9 @@ class Truth:
 
     def __init__(self, table: dict[str, Any]) -> None:
         self.recorded = read_table(table, name=str(table["name"]), evidence=str(table["name"]))
-        self.kind, self.by_chance = str(table.get("kind", "table")), bool(table.get("by_chance"))
+        kind, survey = str(table.get("kind", "table")), table.get("survey")
+        self.kind = f"{kind}, no switch" if survey is not None and not survey.get("switchable") else kind
+        self.by_chance = bool(table.get("by_chance"))
         self.rows = {boundary: row for boundary, row in zip(self.recorded.runs, table["rows"], strict=True)}
         self.candidates = [
             Candidate(boundary=boundary, order=order, status="distinct", prediction=_prediction(row))
@@ -102,12 +117,59 @@ class Truth:
         chance = self.by_chance and peak > 0.95 * limit_bytes and self.rows[boundary]["runs"][request.run_index].get("by_chance")
         if peak <= limit_bytes and not chance:
             return record
-        failure = Failure(failure_class="oom_capacity", stage="backward", rank=0, step=2)
+        failure = OUT_OF_MEMORY
         seen = {rank: _cut(r, limit_bytes) for rank, r in record.ranks.items()}
         return TrialRecord(
             number=number, kind="replayed", boundary=boundary, workload_digest="truth", world_size=record.world_size,
             completed=False, ranks=seen, failure=failure,
         )  # fmt: skip
+
+    @property
+    def jitter(self) -> float:
+        """The product's own figure for the scatter of peaks: larger where experts are routed freely."""
+        return EXPERT_JITTER if any("moe" in boundary.modules for boundary in self.rows) else JITTER
+
+    def survey(self, launch: TrialRecord, limit_bytes: int, seed: int, *, switch: bool) -> tuple[SurveyFindings, int]:
+        """What the launch of a base as a survey finds, and how many switched steps it takes.
+
+        Which settings it switches to is the product's choice. All of them share the launch's routing, so its deviation too.
+        """
+        survey = self.recorded.survey
+        assert survey is not None
+        findings = findings_from_table(survey, launch, self.rows)
+        if not switch or not survey.get("switchable"):
+            return findings, 0
+        labels = tuple(survey["switchable"])
+        plan = SurveyPlan(labels=labels, limit_bytes=limit_bytes, margin=0.005)
+        predicted = [
+            PredictedSetting(
+                boundary=s.boundary, peak_bytes=s.peak_bytes, rank=0, phase="backward", ranks={0: s.phases},
+                price=Price(replay_ms=s.replay_ms, standard_error_ms=s.replay_error_ms),
+            )
+            for s in findings.settings if s.boundary in self.rows
+        ]  # fmt: skip
+        draw = random.Random(f"{self.recorded.name}/{seed}/switch")
+        deviation = max(peaks_bytes(launch).values()) / self.peak_bytes(launch.boundary)
+        process = draw.lognormvariate(0, STEP_SCATTER)
+        records = []
+        for place, setting in enumerate(choose(predicted, plan, base=launch.boundary)):
+            boundary = setting.boundary
+            peak = round(self.peak_bytes(boundary) * deviation)
+            over = peak > limit_bytes
+            step = self.step_ms(boundary) * process
+            samples = [step * draw.lognormvariate(0, INTERLEAVED_SCATTER) for _ in range(plan.interleaved_rounds)]
+            records.append(TrialRecord(
+                number=1000 + place, kind="switched", boundary=boundary, workload_digest="truth", world_size=launch.world_size,
+                completed=not over, failure=OUT_OF_MEMORY if over else None, step_ms=() if over else tuple(samples),
+                ranks={r: RankRecord(rank=r, allocated_peak_bytes=min(peak, limit_bytes)) for r in launch.ranks},
+            ))  # fmt: skip
+            if over:
+                break
+        steps = len(records) * (plan.steps_each + plan.interleaved_rounds)
+        return replace(findings, switched=tuple(records)), steps
+
+
+OUT_OF_MEMORY = Failure(failure_class="oom_capacity", stage="backward", rank=0, step=2)
 
 
 def _cut(rank: Any, limit_bytes: int) -> Any:
@@ -138,19 +200,26 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
     evidence = Evidence(truth.candidates, settings)
     sampler = _sampler(sampler_name, truth, evidence, seed)
     optimum = truth.optimum(limit_bytes)
-    number = 0
+    number, switched_steps = 0, 0
     while sampler.done() is None:
         (proposal,) = sampler.ask(1)
         record = truth.launch(
             proposal.boundary, number=number, run_index=evidence.runs(proposal.boundary), limit_bytes=limit_bytes, seed=seed
         )
-        sampler.tell(record if proposal.repeat_reason is None else _as_repeat(record, proposal.repeat_reason))
         number += 1
+        if proposal.survey and isinstance(sampler, Planner):
+            findings = None
+            if record.completed:
+                findings, steps = truth.survey(record, limit_bytes, seed, switch=sampler_name == "survey_switch")
+                switched_steps += steps
+            sampler.tell_survey(record, findings)
+            continue
+        sampler.tell(record if proposal.repeat_reason is None else _as_repeat(record, proposal.repeat_reason))
         best = evidence.best()
         if sampler_name == "narrow_first" and best is not None:
             break
         # Optuna has no certificate: its samplers are stopped by an oracle, as soon as an optimum has passed.
-        oracle = sampler_name in ("tpe", "gp", "random", "exhaustive")
+        oracle = isinstance(sampler, OptunaSampler) or sampler_name == "exhaustive"
         if oracle and best is not None and optimum is not None and truth.step_ms(best) <= truth.step_ms(optimum) * (1 + WITHIN):
             break
     answer = evidence.best()
@@ -165,7 +234,7 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
         seed=seed,
         sampler=sampler_name,
         launches=number,
-        switched_steps=0,
+        switched_steps=switched_steps,
         oom_launches=sum(r.failure is not None for r in evidence.records),
         answer=answer.key if answer is not None else None,
         optimum=optimum.key if optimum is not None else None,
@@ -182,13 +251,13 @@ def _sampler(name: str, truth: Truth, evidence: Evidence, seed: int) -> Sampler:
     def lacks(boundary: Boundary, run_index: int) -> str | None:
         return None
 
-    if name == "planner":
-        return Planner(truth.candidates, evidence, lacks, seed=seed, draws=1000)
+    if name in ("planner", "survey_only", "survey_switch"):
+        survey = name != "planner"
+        return Planner(truth.candidates, evidence, lacks, seed=seed, draws=DRAWS, jitter=truth.jitter, survey=survey)
     if name in ("narrow_first", "exhaustive"):
         return ExhaustiveSampler(truth.candidates, evidence, lacks)
-    from autotune.search.optuna_samplers import OptunaSampler
-
-    return OptunaSampler(name, truth.candidates, evidence, lacks, seed=seed)
+    stem, _, order = name.partition("_")
+    return OptunaSampler(stem, truth.candidates, evidence, lacks, seed=seed, ordered=bool(order))
 
 
 def _as_repeat(record: TrialRecord, reason: Any) -> TrialRecord:
@@ -198,11 +267,9 @@ def _as_repeat(record: TrialRecord, reason: Any) -> TrialRecord:
 def _certificate_right(truth: Truth, evidence: Evidence, answer: Boundary | None, limit_bytes: int) -> bool:
     """No boundary that the certificate excludes is cheaper by more than 1 % of a step and fits."""
     bound = truth.step_ms(answer) * (1 - WITHIN) if answer is not None else float("inf")
-    excluded = {row.name for row in certificate(truth.candidates, evidence, answer) if row.basis != "open"}
-    by_name = {b.key: b for b in truth.rows}
-    dearer = {b.key for b in truth.rows if b.key not in excluded}
-    wrong = [n for n in excluded | dearer if truth.peak_bytes(by_name[n]) <= limit_bytes and truth.step_ms(by_name[n]) < bound]
-    return not wrong
+    opened = {row.name for row in certificate(truth.candidates, evidence, answer) if row.basis == "open"}
+    claimed = [b for b in truth.rows if b.key not in opened]
+    return not any(truth.peak_bytes(b) <= limit_bytes and truth.step_ms(b) < bound for b in claimed)
 
 
 def summarise(plays: Sequence[Play]) -> list[dict[str, Any]]:
@@ -215,6 +282,7 @@ def summarise(plays: Sequence[Play]) -> list[dict[str, Any]]:
         launches = sorted(p.launches for p in own)
         rows.append({
             "kind": kind, "sampler": sampler, "by_chance": by_chance, "plays": len(own), "tables": len({p.table for p in own}),
+            "switched_plays": sum(p.switched_steps > 0 for p in own),
             "launches_mean": round(mean(launches), 2), "launches_p95": launches[int(0.95 * (len(launches) - 1))],
             "oom_launches_mean": round(mean(p.oom_launches for p in own), 2),
             "found_percent": round(100 * mean(p.found for p in own), 1),

@@ -34,8 +34,13 @@ class Prepared:
     remedies: tuple[Remedy, ...]
 
 
-def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> Prepared:
+def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te", validate: bool = False) -> Prepared:
     """Resolve the workload, list its candidates and predict each.
+
+    Args:
+        request: What is asked for.
+        variant: Whose kernels run.
+        validate: Ask the installed Megatron Core about every candidate too: for backends that are about to launch it.
 
     Raises:
         RequestError: The recipe, an override or the search space cannot be used.
@@ -53,7 +58,12 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te") -> P
         from autotune.search.space_file import load_space
 
         space = load_space(request.space)
-    listed = build_candidates(workload, architecture, space=space)
+    if validate:
+        from autotune.search.validated import validated_candidates
+
+        listed, _ = validated_candidates(workload, architecture, space=space)
+    else:
+        listed = build_candidates(workload, architecture, space=space)
     refuse_invalid_setting(request.overrides, workload, listed)
     ledger = Ledger(workload, variant=variant)
     candidates = tuple(

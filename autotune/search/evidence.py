@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
-from autotune.trial.gates import GateSettings
+from autotune.trial.gates import GateSettings, peaks_bytes
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict, judge
 
 TIE_RATIO = 0.01
 """Steps closer than this share are one price; the answer is right to within it."""
+PRICED_TIE_RATIO = 0.001
+"""The same where steps are not measured alone but priced by all that is known of them."""
 
 
 def launchable(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -34,6 +37,12 @@ class Evidence:
         self.max_slowdown = max_slowdown
         self._replay_ms = {c.boundary: c.prediction.replay_ms for c in candidates if c.prediction is not None}
         self._records: dict[Boundary, list[TrialRecord]] = {}
+        self._switched: dict[Boundary, list[TrialRecord]] = {}
+        self._surveys: list[TrialRecord] = []
+        self.pricing: Callable[[Boundary], float | None] | None = None
+        """Replay price of a boundary from predictions and all measured steps together; ranks boundaries where it is set."""
+        self.doubt: Callable[[Boundary], str | None] | None = None
+        """Why a boundary that passed is not the answer as long as another passes."""
         self._verdicts: dict[Boundary, Verdict] = {}
 
     def add(self, record: TrialRecord) -> Verdict:
@@ -47,6 +56,29 @@ class Evidence:
                 self._verdicts[boundary] = judge(records, self.settings, after)
         return self._verdicts[record.boundary]
 
+    def add_survey(self, launch: TrialRecord, switched: Iterable[TrialRecord]) -> Verdict:
+        """Take a survey launch that got as far as its predictions, and what it switched to. None of it is ever a pass."""
+        record = replace(launch, kind="switched")
+        self._surveys.append(record)
+        whole = [record] if launch.completed or launch.failure is not None else []
+        for one in [*(replace(r, completed=True, failure=None) for r in whole), *switched]:
+            self._switched.setdefault(one.boundary, []).append(one)
+        return judge([record], self.settings, self.reference)
+
+    @property
+    def switched(self) -> Mapping[Boundary, list[TrialRecord]]:
+        """What survey launches ran, by boundary: evidence, never a pass."""
+        return self._switched
+
+    def switched_within(self, boundary: Boundary) -> bool:
+        """Whether a survey launch ran a boundary within the limit."""
+        metric, limit = self.settings.mem_metric, self.settings.limit_bytes
+        for record in self._switched.get(boundary, ()):
+            peaks = peaks_bytes(record, metric)
+            if record.completed and peaks and max(peaks.values()) <= limit:
+                return True
+        return False
+
     @property
     def verdicts(self) -> Mapping[Boundary, Verdict]:
         """Verdict of every boundary that was tried."""
@@ -54,11 +86,13 @@ class Evidence:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """All records in the order of their numbers."""
-        return tuple(sorted((r for records in self._records.values() for r in records), key=lambda r: r.number))
+        """All launches in the order of their numbers, surveys among them."""
+        return tuple(
+            sorted((*self._surveys, *(r for records in self._records.values() for r in records)), key=lambda r: r.number)
+        )
 
     def of(self, boundary: Boundary) -> tuple[TrialRecord, ...]:
-        """Records of one boundary."""
+        """Launches of one boundary; a survey under it is none of its own."""
         return tuple(self._records.get(boundary, ()))
 
     def runs(self, boundary: Boundary) -> int:
@@ -83,19 +117,26 @@ class Evidence:
         return self._replay_ms.get(boundary, float("inf"))
 
     def cost_ms(self, boundary: Boundary) -> float:
-        """What ranks boundaries: the measured step, else the predicted replay on top of what the measured steps leave."""
+        """What ranks boundaries: its price where there is pricing, else the measured step, else the predicted replay.
+
+        Prices and replays stand on top of what the measured steps leave.
+        """
+        price = self.pricing(boundary) if self.pricing is not None else None
+        if price is not None:
+            return self._base_ms() + price
         verdict = self._verdicts.get(boundary)
         if verdict is not None and verdict.step_ms is not None:
             return verdict.step_ms
         return self._base_ms() + self.replay_ms(boundary)
 
     def _base_ms(self) -> float:
-        known = [
-            verdict.step_ms - self.replay_ms(boundary)
-            for boundary, verdict in self._verdicts.items()
-            if verdict.step_ms is not None and self.replay_ms(boundary) != float("inf")
-        ]
+        prices = {b: self._price_ms(b) for b, verdict in self._verdicts.items() if verdict.step_ms is not None}
+        known = [(self._verdicts[b].step_ms or 0.0) - price for b, price in prices.items() if price != float("inf")]
         return median(known) if known else 0.0
+
+    def _price_ms(self, boundary: Boundary) -> float:
+        price = self.pricing(boundary) if self.pricing is not None else None
+        return self.replay_ms(boundary) if price is None else price
 
     def too_slow(self, boundary: Boundary) -> bool:
         """Whether a timed boundary exceeds ``max_slowdown`` against the reference."""
@@ -107,13 +148,23 @@ class Evidence:
             return False
         return verdict.step_ms > median(reference.step_ms) * (1 + self.max_slowdown)
 
-    def best(self) -> Boundary | None:
-        """The cheapest eligible boundary; ties within ``TIE_RATIO`` go to fewer labels, then to the smaller peak."""
+    def doubted(self, boundary: Boundary) -> str | None:
+        """Why a boundary that passed is not the answer as long as another passes; None where nothing speaks against it."""
+        return self.doubt(boundary) if self.doubt is not None else None
+
+    def best(self, *, doubted: bool = False) -> Boundary | None:
+        """The cheapest eligible boundary; ties within ``TIE_RATIO`` go to fewer labels, then to the smaller peak.
+
+        Args:
+            doubted: Whether a doubted boundary counts like any other; otherwise only where no other is eligible.
+        """
         eligible = [b for b, v in self._verdicts.items() if v.eligible and not self.too_slow(b)]
+        if not doubted:
+            eligible = [b for b in eligible if self.doubted(b) is None] or eligible
         if not eligible:
             return None
         cost = {b: self.cost_ms(b) for b in eligible}
-        bound = min(cost.values()) * (1 + TIE_RATIO)
+        bound = min(cost.values()) * (1 + (TIE_RATIO if self.pricing is None else PRICED_TIE_RATIO))
         timed = any(self._verdicts[b].step_ms is not None for b in eligible)
         tied = [b for b in eligible if cost[b] <= bound] if timed else [b for b in eligible if cost[b] == min(cost.values())]
 

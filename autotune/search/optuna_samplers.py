@@ -18,6 +18,9 @@ from autotune.search.study import constraints, distributions, parameters
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
 
+STARTUP = 5
+"""Trials before an Optuna sampler has a model."""
+
 
 class OptunaSampler:
     """Asks an Optuna sampler, and takes the untried candidate nearest to what it suggests.
@@ -28,6 +31,7 @@ class OptunaSampler:
     Args:
         name: Which of Optuna's samplers.
         seed: Its seed.
+        ordered: Its start is not random: the cheapest candidates whose predicted peak is within the limit.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class OptunaSampler:
         lacks: Lacks,
         *,
         seed: int = 0,
+        ordered: bool = False,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._name = name
@@ -46,6 +51,7 @@ class OptunaSampler:
         self._lacks = lacks
         self._seed = seed
         self._pending: set[Boundary] = set()
+        self._first = self._cheapest_fitting()[:STARTUP] if ordered else []
         self._distributions: dict[str, BaseDistribution] = distributions([c.boundary for c in self._candidates])
 
     def ask(self, count: int = 1) -> list[Proposal]:
@@ -57,7 +63,8 @@ class OptunaSampler:
             fresh = self._fresh()
             if not fresh:
                 break
-            boundary = self._nearest(self._suggest(), fresh)
+            first = next((b for b in self._first if b in fresh), None)
+            boundary = first if first is not None else self._nearest(self._suggest(), fresh)
             self._pending.add(boundary)
             proposals.append(Proposal(boundary=boundary, why=f"suggested by Optuna's {self._name} sampler"))
         if not proposals and not self._pending:
@@ -83,6 +90,12 @@ class OptunaSampler:
         text = "no candidate that was run passes"
         return Stop(outcome="open" if untried else "none", text=text, open_boundaries=untried)
 
+    def _cheapest_fitting(self) -> list[Boundary]:
+        limit = self._evidence.settings.limit_bytes
+        known = [(c.prediction.replay_ms, c.order, c.boundary) for c in self._candidates
+                 if c.prediction is not None and c.prediction.peak_bytes <= limit]  # fmt: skip
+        return [boundary for _, _, boundary in sorted(known, key=lambda row: row[:2])]
+
     def _fresh(self) -> list[Boundary]:
         return [
             c.boundary
@@ -103,9 +116,9 @@ class OptunaSampler:
         # Another seed for each suggestion: the study in memory is new every time.
         seed = self._seed * 1009 + len(self._evidence.records) + len(self._pending)
         if self._name == "tpe":
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
         if self._name == "gp":
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=5, deterministic_objective=False)
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP, deterministic_objective=False)
         return optuna.samplers.RandomSampler(seed=seed)
 
     def _add(self, study: Any, record: TrialRecord) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median, stdev
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
@@ -12,9 +13,21 @@ from autotune.search.evidence import Evidence, launchable
 from autotune.search.posterior import FailureSeen, PeakSeen, Posterior, PriorSpread, StepSeen
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
+from autotune.search.survey import SurveyFindings, candidates_after_survey
 from autotune.trial.gates import hot_rank
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
+
+JITTER = 0.0005
+"""Relative scatter of a boundary's peak between launches without free routing (on one rank: none)."""
+EXPERT_JITTER = 0.006
+"""With free routing of experts (seen between repeats of one setting: 0.55 and 0.66 %)."""
+SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
+"""Times that a survey's errors may be too narrow, with their probabilities."""
+NEAR = 0.98
+"""Share of the limit above which a passing peak is near it (trial/gates.py)."""
+SMALLEST_SCATTER = 0.001
+"""Interleaved steps are never trusted to be better than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +38,8 @@ class StopRule:
         worth: A saving below this share of a step is none.
         chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
         expected: ... and none is expected to save this share of a step.
+        risk: A passing boundary near the limit is run again while its mean peak is over the limit with this probability ...
+        accepted: ... and is not the answer while it is so with this one, if another passes.
         doubt: A pair of timed boundaries is repeated where the worlds rank it the other way with this probability.
         most_runs: ... until each of them was run so often.
         hopeless: Without a pass: stop when every candidate's probability of fitting is below this, and full and the broadest
@@ -34,9 +49,15 @@ class StopRule:
     worth: float = 0.01
     chance: float = 0.05
     expected: float = 0.002
+    risk: float = 0.05
+    accepted: float = 0.1
     doubt: float = 0.7
     most_runs: int = 3
-    hopeless: float = 0.02
+    hopeless: float = 0.05
+
+
+SURVEYED_RULE = StopRule(chance=0.1, expected=0.004)
+"""After a survey little is left to win: prices and peaks of all settings are known to about a percent."""
 
 
 class Planner:
@@ -52,7 +73,10 @@ class Planner:
         lacks: What the backend cannot run.
         seed: Of the posterior's draws.
         rule: When to stop.
-        exhaust: Go on until everything that can be run has been (a table's rows cost nothing).
+        exhaust: Go on until everything that can be run has been (a table's rows cost nothing). Boundaries are then ranked by
+            their own steps alone; otherwise by prices that predictions and all steps together give.
+        jitter: Relative scatter of the peak of one boundary between launches (0.6 % with free routing of experts).
+        survey: Begin with a region survey; its result comes through ``tell_survey``.
     """
 
     def __init__(
@@ -66,15 +90,23 @@ class Planner:
         spread: PriorSpread | None = None,
         draws: int = 2000,
         exhaust: bool = False,
+        jitter: float = JITTER,
+        survey: bool = False,
     ) -> None:
+        self._space = tuple(candidates)
         self._candidates = launchable(candidates)
         self._evidence = evidence
         self._lacks = lacks
-        self._rule = rule or StopRule()
+        self._given_rule, self._rule = rule, rule or StopRule()
         self._exhaust = exhaust
+        self._seed, self._draws, self._jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
+        self._bases = [b for b in self._survey_bases() if lacks(b, 0) is None] if survey else []
+        spread = spread or PriorSpread(run=jitter)
         predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
         self.posterior = Posterior(predictions, spread=spread, seed=seed, draws=draws) if predictions else None
+        if not exhaust:
+            evidence.pricing, evidence.doubt = self._known_price, self._doubt
         for record in evidence.records:
             self._learn(record)
 
@@ -88,7 +120,12 @@ class Planner:
         """The launches that promise most, best first."""
         if stuck(self._evidence) is not None or not_an_activation_problem(self._candidates, self._evidence):
             return []
-        repeats = [r for r in due_repeats(self._evidence, self._lacks) if r.boundary not in self._pending]
+        if self._bases:
+            if self._pending:
+                return []
+            self._pending.add(self._bases[0])
+            return [Proposal(boundary=self._bases[0], why="a survey of every setting, under the broadest", survey=True)]
+        repeats = [r for r in self._repeats() if r.boundary not in self._pending]
         urgent = [r for r in repeats if r.repeat_reason != "near_limit"][:count]
         proposals = urgent + (self._ranked()[: count - len(urgent)] if len(urgent) < count else [])
         if not proposals and not self._pending:
@@ -103,6 +140,44 @@ class Planner:
         self._learn(record)
         return verdict
 
+    def tell_survey(self, record: TrialRecord, findings: SurveyFindings | None) -> Verdict:
+        """Take a survey launch. Its predictions replace the ledger's; what it switched to is evidence, never a pass.
+
+        Args:
+            record: The launch, its boundary the base.
+            findings: None where the launch ended before it could predict anything: then its failure is the base's own, and
+                the next base is asked for.
+        """
+        self._pending.discard(record.boundary)
+        if findings is None:
+            memory = record.failure is not None and record.failure.failure_class.startswith("oom")
+            self._bases = self._bases[1:] if memory else []
+            verdict = self._evidence.add(record)
+            self._learn(record)
+            return verdict
+        self._bases = []
+        verdict = self._evidence.add_survey(record, findings.switched)
+        self._space = candidates_after_survey(self._space, findings)
+        self._candidates = launchable(self._space)
+        predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
+        self._rule = self._given_rule or SURVEYED_RULE
+        off = findings.surprise
+        spread = PriorSpread(
+            group=0.0, offset=self._jitter, phase_offset=0.0, saving=findings.saving_error * off, least_saving=0.0,
+            own=findings.peak_error * off, run=self._jitter, price=findings.price_error, inert=0.0, widths=SURVEY_WIDTHS,
+        )  # fmt: skip
+        self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
+        for earlier in self._evidence.records:
+            if earlier.kind != "switched":
+                self._learn(earlier)
+        self._learn_switched(record, findings)
+        return verdict
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The whole space with the predictions that hold now: the survey's, once there was one."""
+        return self._space
+
     def done(self) -> Stop | None:
         """Over when nothing is worth a launch and no repeat is due."""
         halted = stuck(self._evidence)
@@ -110,7 +185,7 @@ class Planner:
             return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
         if not_an_activation_problem(self._candidates, self._evidence):
             return Stop(outcome="none", text=NOT_ACTIVATIONS)
-        if self._pending or any(due_repeats(self._evidence, self._lacks)) or self._ranked() or self._noise_pair():
+        if self._pending or self._bases or any(self._repeats()) or self._ranked() or self._noise_pair():
             return None
         untried = [c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0]
         best = self._evidence.best()
@@ -125,6 +200,65 @@ class Planner:
         return Stop(outcome="none", text="no boundary passes, full and the broadest selective set among those tried")
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _survey_bases(self) -> list[Boundary]:
+        """Full over everything, then the broadest selective set: peaks are not monotonic, either may fit alone."""
+        full = Boundary.full("uniform", 1)
+        widest = widest_selective(self._candidates)
+        return [c.boundary for c in self._candidates if c.boundary == full] + ([widest] if widest is not None else [])
+
+    def _learn_switched(self, launch: TrialRecord, findings: SurveyFindings) -> None:
+        """Peaks against each other, interleaved steps by their own scatter, an out-of-memory as a lower bound."""
+        if self.posterior is None:
+            return
+        seen: list[PeakSeen | FailureSeen | StepSeen] = []
+        base = replace(launch, completed=True, failure=None, step_ms=()) if launch.ranks else launch
+        for record in (base, *findings.switched):
+            peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
+            if record.completed and peaks:
+                seen.append(PeakSeen(boundary=record.boundary, peak_bytes=max(peaks), phases={}, in_process=True))
+            if record.completed and record.step_ms:
+                middle = median(record.step_ms)
+                scatter = stdev(record.step_ms) / middle / len(record.step_ms) ** 0.5 if len(record.step_ms) > 1 else None
+                scatter = None if scatter is None else max(scatter, SMALLEST_SCATTER)
+                seen.append(
+                    StepSeen(boundary=record.boundary, step_ms=middle, process=launch.number, scatter=scatter)
+                )  # fmt: skip
+            elif record.failure is not None and record.failure.failure_class in _MEMORY_FAILURES:
+                limit = self._evidence.settings.limit_bytes
+                seen.append(FailureSeen(boundary=record.boundary, above_bytes=limit, in_process=True))
+        self.posterior.see(seen)
+
+    def _known_price(self, boundary: Boundary) -> float | None:
+        if self.posterior is None or not self.posterior.knows(boundary):
+            return None
+        return self.posterior.price_ms(boundary)
+
+    def _risk(self, boundary: Boundary) -> float:
+        """Probability that a passing boundary near the limit is over it in the mean of its launches."""
+        verdict, limit = self._evidence.verdicts.get(boundary), self._evidence.settings.limit_bytes
+        if verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
+            return 0.0
+        return self.posterior.over(boundary, limit) if self.posterior is not None and self.posterior.knows(boundary) else 0.0
+
+    def _doubt(self, boundary: Boundary) -> str | None:
+        """Why a boundary that passed is not to be the answer."""
+        risk = self._risk(boundary)
+        if risk <= self._rule.accepted:
+            return None
+        return f"passed, but over the limit in the mean of its launches with {risk:.0%}"
+
+    def _repeats(self) -> list[Proposal]:
+        """Those that are due anyway, and more runs of what would be the best, were it surely within the limit."""
+        found = list(due_repeats(self._evidence, self._lacks))
+        best, rule = self._evidence.best(doubted=True), self._rule
+        if found or best is None:
+            return found
+        runs, risk = self._evidence.runs(best), self._risk(best)
+        if rule.risk < risk < 1 - rule.risk and runs < rule.most_runs and self._lacks(best, runs) is None:
+            why = f"over the limit in the mean of its launches with {risk:.0%}"
+            found.append(Proposal(boundary=best, why=why, repeat_reason="near_limit"))
+        return found
 
     def _learn(self, record: TrialRecord) -> None:
         if self.posterior is None or record.kind == "predicted":
@@ -222,6 +356,8 @@ class Planner:
         for boundary, verdict in self._evidence.verdicts.items():
             if boundary == best or not verdict.eligible or verdict.step_ms is None or not self.posterior.knows(boundary):
                 continue
+            if self._doubt(boundary) is not None:
+                continue
             cheaper = self.posterior.cheaper(boundary, best, rule.worth * step_ms)
             if cheaper >= rule.doubt:
                 doubtful.append((-cheaper, boundary.key, boundary))
@@ -248,7 +384,9 @@ class Planner:
         widest = widest_selective(self._candidates)
         found = {widest} if widest is not None else set()
         if full:
-            found.add(min(full, key=lambda c: (self._expected_peak(c), c.order)).boundary)
+            uniform = Boundary.full("uniform", 1)
+            lowest = min(full, key=lambda c: (self._expected_peak(c), c.order)).boundary
+            found.add(uniform if self._evidence.runs(uniform) else lowest)
         return found
 
     def _expected_peak(self, candidate: Candidate) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
-SMALLEST_SAVING = 0.03
-"""What a label's deviation is taken of at least, as a share of the heaviest peak."""
-MAX_WIDENED = 16.0
-"""The prior is never wider than this many times its own width: beyond, its bytes say nothing any more."""
+IN_PROCESS = 0.0007
+"""Relative scatter of peaks between settings of one process with a frozen batch (0 bytes on one rank, gloo jitter on more)."""
+WIDTHS: Mapping[float, float] = {1.0: 0.62, 2.0: 0.22, 4.0: 0.11, 8.0: 0.05}
+"""How many times wider than the ledger says its errors may be, and how probable that is before any trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +40,28 @@ class PriorSpread:
         offset: Of the offset that all phases share, as a share of the heaviest peak.
         phase_offset: Of each phase's own offset, likewise.
         saving: Relative, of the bytes a label saves (full recompute counts as one label).
-        own: Of a boundary's own deviation, likewise: what breaks monotonicity.
+        least_saving: What a label's deviation is taken of at least, as a share of the heaviest peak.
+        own: Of a boundary's own deviation, likewise: what breaks monotonicity. None: as wide as each prediction's interval.
         run: Of one run's peak around the boundary's own, likewise (routing, allocator).
         price: Of the logarithm of a label's price factor.
         step: Relative, of a step time between two launches.
         inert: Chance that a label does nothing.
         by_chance: Chance that a boundary within the limit fails.
+        widths: Times that all of these may be too narrow, with their probabilities: what a trial shows decides.
     """
 
     group: float = 0.06
     offset: float = 0.006
     phase_offset: float = 0.006
     saving: float = 0.12
-    own: float = 0.003
+    least_saving: float = 0.03
+    own: float | None = 0.003
     run: float = 0.003
     price: float = 0.5
     step: float = 0.03
     inert: float = 0.05
     by_chance: float = 0.03
+    widths: Mapping[float, float] = field(default_factory=lambda: dict(WIDTHS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,8 @@ class PeakSeen:
     boundary: Boundary
     peak_bytes: int
     phases: Mapping[str, int]
+    in_process: bool = False
+    """Seen inside the survey launch: against its other settings it scatters little, all of them share the launch's deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +81,19 @@ class FailureSeen:
 
     boundary: Boundary
     above_bytes: int
+    in_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSeen:
-    """A step time of a whole run."""
+    """A step time. Only steps of one ``process`` are compared with its narrower scatter; launches with one another."""
 
     boundary: Boundary
     step_ms: float
+    process: int | None = None
+    """Which survey launch the step was interleaved in; None for a launch of its own."""
+    scatter: float | None = None
+    """Relative scatter of the step; None is that of launches."""
 
 
 class Posterior:
@@ -114,9 +125,8 @@ class Posterior:
         self._labels = sorted({label for boundary in self.boundaries for label in boundary.modules})
         self._build_points()
         self._build_prices()
-        self.widened = 1.0
         self._seen: list[PeakSeen | FailureSeen | StepSeen] = []
-        self._condition()
+        self._draw_worlds()
 
     # ---- the physics -------------------------------------------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class Posterior:
                 saved = [0 if n is None else totals[n].get((stage, iteration, phase), here) - here for n in narrower]
                 savings.append([
                     # A label that saves next to nothing may still move the peak a little, up or down.
-                    max(size / self._scale, SMALLEST_SAVING) if other is not None and other != own else 0.0
+                    max(size / self._scale, self._spread.least_saving) if other is not None and other != own else 0.0
                     for size, other in zip(saved, narrower, strict=True)
                 ])  # fmt: skip
                 row = [0.0] * len(groups)
@@ -167,25 +177,44 @@ class Posterior:
             table[i, names.index(_FULL)] += prediction.replay_ms - sum(prediction.replay_ms_by_label.values())
         self._price_table = table
 
-    def _condition(self) -> None:
-        """Draw all worlds anew and weigh them by everything seen, from the first to the last."""
+    def _draw_worlds(self) -> None:
         spread, draws = self._spread, self._draws
-        generator = np.random.default_rng(self._seed)
-        width = self.widened
+        generator = self._generator = np.random.default_rng(self._seed)
+        chances = np.array(list(spread.widths.values()))
+        # One width a world: a ledger that is wrong about one term by far is not to be trusted on the others either.
+        width = self._width = generator.choice(np.array(list(spread.widths)), size=draws, p=chances / chances.sum())
         groups = self._terms.shape[1]
         factors = generator.standard_normal((groups, draws))
         offsets = generator.standard_normal((len(PHASES) + 1, draws)) * spread.phase_offset * width
-        shared = generator.standard_normal(draws) * spread.offset * width
+        self._shared = generator.standard_normal(draws) * spread.offset * width
         self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * spread.saving * width
-        self._own = generator.standard_normal((len(self.boundaries), draws)) * spread.own * width
+        self._own = generator.standard_normal((len(self.boundaries), draws)) * self._own_widths()[:, None] * width
         self._inert = generator.random((len(self._labels), draws)) < spread.inert
         self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price)
         self._factors = 1 + factors * (spread.group * self._calibration() * width)
-        self._offsets = offsets + shared
-        self._rebuild_peaks()
+        self._offsets = offsets
         self._weights = np.full(draws, 1 / draws)
-        for seen in self._seen:
-            self._learn(seen, generator)
+        self._pair_up()
+        self._rebuild_peaks()
+
+    @property
+    def widened(self) -> float:
+        """How many times wider than the ledger says its errors are taken to be (mean over the worlds)."""
+        return float(self._width @ self._weights)
+
+    def _pair_up(self) -> None:
+        """For every label the boundaries that have it, and those without it."""
+        self._pairs: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        for label in self._labels:
+            having = [b for b in self.boundaries if label in b.modules]
+            pairs = [(self._index[b], self._index.get(Boundary.selective(m for m in b.modules if m != label))) for b in having]
+            known = [(i, j) for i, j in pairs if j is not None]
+            self._pairs.append((np.array([i for i, _ in known], dtype=np.intp), np.array([j for _, j in known], dtype=np.intp)))
+
+    def _own_widths(self) -> Floats:
+        if self._spread.own is not None:
+            return np.full(len(self.boundaries), self._spread.own)
+        return np.array([(p.peak_p95_bytes - p.peak_bytes) / 1.645 / self._scale for p in self._predictions])
 
     def _calibration(self) -> float:
         """Scale of the group factors that makes the draws as wide as the ledger's own intervals (median over boundaries)."""
@@ -196,48 +225,30 @@ class Posterior:
             terms = rows[int(np.argmax(rows.sum(axis=1)))]
             ours = spread.group * float(np.sqrt((terms**2).sum()))
             theirs = (prediction.peak_p95_bytes - prediction.peak_bytes) / 1.645 / self._scale
-            rest = spread.offset**2 + spread.phase_offset**2 + spread.own**2
+            rest = spread.offset**2 + spread.phase_offset**2 + (spread.own or 0.0) ** 2
             if ours > 0:
                 ratios.append(math.sqrt(max(theirs**2 - rest, (theirs / 4) ** 2)) / ours)
         return float(np.median(ratios)) if ratios else 1.0
 
     def _rebuild_peaks(self) -> None:
         self._points = self._terms @ self._factors + self._offsets[self._phase] - self._savings @ self._saved
-        self._plain = np.maximum.reduceat(self._points, self._starts, axis=0) + self._own
-        self._peaks = self._plain.copy()
+        self._peaks = np.maximum.reduceat(self._points, self._starts, axis=0) + self._own + self._shared
         self._prices = self._price_table @ self._price
-        for i, label in enumerate(self._labels):
-            worlds = np.flatnonzero(self._inert[i])
-            if not len(worlds):
-                continue
-            for j, boundary in enumerate(self.boundaries):
-                if label not in boundary.modules:
-                    continue
-                without = self._index.get(Boundary.selective(m for m in boundary.modules if m != label))
-                if without is not None:
-                    self._peaks[j, worlds] = self._plain[without, worlds]
-                    self._prices[j, worlds] = (self._price_table[without] @ self._price)[worlds]
+        for inert, (having, without) in zip(self._inert, self._pairs, strict=True):
+            if len(having):
+                self._peaks[having] = np.where(inert, self._peaks[without], self._peaks[having])
+                self._prices[having] = np.where(inert, self._prices[without], self._prices[having])
 
     # ---- what was seen -----------------------------------------------------------------------------------------------
 
     def see(self, seen: Sequence[PeakSeen | FailureSeen | StepSeen]) -> None:
-        """Condition on observations. One that the worlds call a surprise widens the prior, and all is weighed again."""
-        known = [s for s in seen if s.boundary in self._index]
-        for one in known:
-            if isinstance(one, PeakSeen):
-                mean, deviation = self.peak(one.boundary)
-                surprise = abs(one.peak_bytes - mean) / max(deviation, self._spread.run * self._scale)
-                if surprise > 2.5:
-                    self._widen(surprise / 2)
-            elif isinstance(one, FailureSeen) and self.fit(one.boundary, one.above_bytes) > 0.97:
-                self._widen(1.5)
-        self._seen.extend(known)
-        self._condition()
+        """Condition on observations, in their order; those of unknown boundaries are left out."""
+        for one in seen:
+            if one.boundary in self._index:
+                self._learn(one)
+                self._seen.append(one)
 
-    def _widen(self, factor: float) -> None:
-        self.widened = min(self.widened * factor, MAX_WIDENED)
-
-    def _learn(self, seen: PeakSeen | FailureSeen | StepSeen, generator: np.random.Generator) -> None:
+    def _learn(self, seen: PeakSeen | FailureSeen | StepSeen) -> None:
         """Weigh all worlds by one observation, in as many tempered steps as keep a fifth of them alive."""
         left = 1.0
         for _ in range(12):
@@ -248,9 +259,9 @@ class Posterior:
             left -= step
             if left <= 0:
                 break
-            self._rejuvenate(generator)
+            self._rejuvenate()
         if self.effective_draws < self._draws / 4:
-            self._rejuvenate(generator)
+            self._rejuvenate()
 
     def _temper(self, likelihood: Floats, left: float) -> float:
         """The largest exponent up to ``left`` after which a fifth of the draws still counts (found by halving)."""
@@ -266,10 +277,14 @@ class Posterior:
         """How likely the observation is in each world, up to a constant."""
         i, spread = self._index[seen.boundary], self._spread
         if isinstance(seen, PeakSeen):
+            if seen.in_process:
+                return _heavy_tail((self._peaks[i] - self._shared - seen.peak_bytes / self._scale) / IN_PROCESS)
             likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / spread.run)
             return likelihood * self._phase_likelihood(i, seen.phases)
         if isinstance(seen, FailureSeen):
-            sure = _normal_cdf((self._peaks[i] - seen.above_bytes / self._scale) / spread.run)
+            noise = IN_PROCESS if seen.in_process else spread.run
+            peaks = self._peaks[i] - self._shared if seen.in_process else self._peaks[i]
+            sure = _normal_cdf((peaks - seen.above_bytes / self._scale) / noise)
             return spread.by_chance + (1 - spread.by_chance) * sure
         return self._step_likelihood(i, seen)
 
@@ -280,33 +295,33 @@ class Posterior:
             rows = [r for r in range(self._starts[i], stop) if self._phase[r] == number]
             if phase not in phases or not rows:
                 continue
-            ours = self._points[rows].max(axis=0) + self._own[i]
+            ours = self._points[rows].max(axis=0) + self._own[i] + self._shared
             # Phases share most of their terms: each counts less than a peak of its own would.
             likelihood = likelihood * np.sqrt(_heavy_tail((ours - phases[phase] / self._scale) / (2 * self._spread.run)))
         return likelihood
 
     def _step_likelihood(self, i: int, seen: StepSeen) -> Floats:
         """How near each world's price differences come to the steps; the base of the step is free in every world."""
-        earlier = [s for s in self._seen[: self._seen.index(seen)] if isinstance(s, StepSeen)]
+        earlier = [s for s in self._seen if isinstance(s, StepSeen) and s.process == seen.process]
         if not earlier:
             return np.ones(self._draws)
         bases = np.mean([s.step_ms - self._prices[self._index[s.boundary]] for s in earlier], axis=0)
-        width = self._spread.step * seen.step_ms * math.sqrt(1 + 1 / len(earlier))
+        width = (seen.scatter or self._spread.step) * seen.step_ms * math.sqrt(1 + 1 / len(earlier))
         return _heavy_tail((bases + self._prices[i] - seen.step_ms) / width)
 
-    def _rejuvenate(self, generator: np.random.Generator) -> None:
+    def _rejuvenate(self) -> None:
         """Draw the worlds again by weight and shake them, keeping mean and spread (Liu and West 2001, a = 0.97)."""
-        a = 0.97
+        a, generator = 0.97, self._generator
         chosen = generator.choice(self._draws, size=self._draws, p=self._weights)
-        self._inert = self._inert[:, chosen]
-        for name in ("_factors", "_offsets", "_saved", "_own", "_price"):
-            values = getattr(self, name)
+        self._inert, self._width = self._inert[:, chosen], self._width[chosen]
+        for name in ("_factors", "_offsets", "_shared", "_saved", "_own", "_price"):
+            values = np.atleast_2d(getattr(self, name))
             values = np.log(values) if name == "_price" else values
             mean = values @ self._weights
             deviation = np.sqrt(np.maximum(((values - mean[:, None]) ** 2) @ self._weights, 0))
             noise = generator.standard_normal(values.shape) * deviation[:, None] * math.sqrt(1 - a * a)
             values = a * values[:, chosen] + (1 - a) * mean[:, None] + noise
-            setattr(self, name, np.exp(values) if name == "_price" else values)
+            setattr(self, name, np.exp(values) if name == "_price" else values[0] if name == "_shared" else values)
         self._weights = np.full(self._draws, 1 / self._draws)
         self._rebuild_peaks()
 
@@ -332,6 +347,10 @@ class Posterior:
         """Probability that one more run of a boundary stays within the limit."""
         values = self._peaks[self._index[boundary]]
         return float(_normal_cdf((limit_bytes / self._scale - values) / self._spread.run) @ self._weights)
+
+    def over(self, boundary: Boundary, limit_bytes: int) -> float:
+        """Probability that the mean peak of a boundary's launches is over the limit."""
+        return float((self._peaks[self._index[boundary]] > limit_bytes / self._scale) @ self._weights)
 
     def price_ms(self, boundary: Boundary) -> float:
         """Mean replay price of a boundary."""

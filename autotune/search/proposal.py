@@ -19,6 +19,8 @@ class Proposal:
     repeat_reason: RepeatReason | None = None
     fit_probability: float | None = None
     gain_ms: float | None = None
+    survey: bool = False
+    """Launch it as the base of a region survey, which prices every setting and may switch to the cheapest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

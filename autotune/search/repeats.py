@@ -29,7 +29,8 @@ def due_repeats(evidence: Evidence, lacks: Lacks) -> Iterator[Proposal]:
                 evidence, lacks, boundary, "allocator", "out of memory by fragmentation: the allocator setting first"
             )
     best = evidence.best()
-    if best is not None and evidence.verdicts[best].near_limit:
+    # A survey launch that ran it within the limit is the second look that a near limit asks for.
+    if best is not None and evidence.verdicts[best].near_limit and not evidence.switched_within(best):
         yield from _repeat(evidence, lacks, best, "near_limit", "its peak is close to the limit")
 
 

@@ -1,0 +1,141 @@
+"""What a region survey tells the search: a peak and a price for every setting, and settings tried in the same process.
+
+Nothing here is a pass: surveyed peaks are predictions with a narrow error, switched steps evidence of their own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from autotune.boundary.boundary import Boundary
+from autotune.ledger.prediction import PhasePeak, Prediction, StagePeak
+from autotune.search.candidate import Candidate
+from autotune.trial.record import TrialRecord
+
+PEAK_ERROR = 0.002
+"""Relative standard error of a surveyed peak (measured: 0.0 to 0.37 % on one rank, up to 0.83 % with free routing)."""
+SAVING_ERROR = 0.005
+"""Relative standard error of the bytes that a label saves."""
+_Z95 = 1.645
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyedSetting:
+    """One setting as the survey predicts it: the rank with the highest peak, and the price of its replays."""
+
+    boundary: Boundary
+    peak_bytes: int
+    phases: Mapping[str, int]
+    replay_ms: float
+    replay_error_ms: float = 0.0
+    replay_ms_by_label: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyFindings:
+    """What one survey launch found.
+
+    Attributes:
+        base: The setting the survey ran under.
+        settings: Every setting it could predict.
+        switched: Records of kind "switched": settings the launch switched to; a failed one is where the launch ended.
+        peak_error: Relative standard error of a setting's peak by itself, as it is known before any is compared.
+        saving_error: Relative standard error of the bytes that a label saves, in all its settings alike.
+        inert_labels: Labels without a region.
+    """
+
+    base: Boundary
+    settings: tuple[SurveyedSetting, ...]
+    switched: tuple[TrialRecord, ...] = ()
+    peak_error: float = PEAK_ERROR
+    saving_error: float = SAVING_ERROR
+    inert_labels: tuple[str, ...] = ()
+
+    @property
+    def measured_bytes(self) -> dict[Boundary, int]:
+        """Peaks of the settings that ran in the launch."""
+        whole = [r for r in self.switched if r.completed and r.ranks]
+        return {r.boundary: max(rank.allocated_peak_bytes for rank in r.ranks.values()) for r in whole}
+
+    @property
+    def surprise(self) -> float:
+        """How many times farther off the switched peaks are than was claimed, at least 1."""
+        measured, base = self.measured_bytes, self._base_bytes()
+        misses = []
+        for setting in self.settings:
+            if setting.boundary in measured:
+                off = abs(measured[setting.boundary] - setting.peak_bytes)
+                moved = abs(setting.peak_bytes - base)
+                misses.append(off / max(self.peak_error * setting.peak_bytes + self.saving_error * moved, 1.0))
+        return max(1.0, (sum(miss**2 for miss in misses) / len(misses)) ** 0.5 if misses else 1.0)
+
+    def _base_bytes(self) -> int:
+        return next((s.peak_bytes for s in self.settings if s.boundary == self.base), 0)
+
+    @property
+    def price_error(self) -> float:
+        """Relative standard error of a price (median over the settings), at least 3 %."""
+        known = [s.replay_error_ms / s.replay_ms for s in self.settings if s.replay_ms > 0 and s.replay_error_ms > 0]
+        return max(0.03, median(known)) if known else 0.1
+
+
+def candidates_after_survey(candidates: Sequence[Candidate], findings: SurveyFindings) -> tuple[Candidate, ...]:
+    """The candidates with the survey's predictions instead of the ledger's.
+
+    A setting that the survey cannot tell from one with fewer labels has the same effect. One that it does not know keeps its
+    status and loses its prediction: errors of two kinds are not mixed.
+    """
+    known = {s.boundary: s for s in findings.settings}
+    labels = _prices_by_label(findings.settings)
+    first: dict[tuple[object, ...], Boundary] = {}
+    for candidate in sorted(candidates, key=lambda c: (len(c.boundary.modules), c.order)):
+        surveyed = known.get(candidate.boundary)
+        if surveyed is not None and candidate.status in ("distinct", "not_checkable"):
+            first.setdefault(_effect(surveyed), candidate.boundary)
+    after = []
+    for candidate in candidates:
+        surveyed = known.get(candidate.boundary)
+        if surveyed is None or candidate.status not in ("distinct", "not_checkable"):
+            after.append(replace(candidate, prediction=None) if candidate.prediction is not None else candidate)
+            continue
+        prediction, same = _prediction(surveyed, findings.peak_error, labels), first[_effect(surveyed)]
+        if same == candidate.boundary:
+            after.append(replace(candidate, prediction=prediction))
+        else:
+            reason = f"same peaks and replays as {same.key} in the survey"
+            after.append(replace(candidate, prediction=prediction, status="same_as", same_as=same, reason=reason))
+    return tuple(after)
+
+
+def _effect(setting: SurveyedSetting) -> tuple[object, ...]:
+    return (setting.peak_bytes, *sorted(setting.phases.items()), round(setting.replay_ms, 6))
+
+
+def _prediction(setting: SurveyedSetting, error: float, labels: Mapping[str, float]) -> Prediction:
+    peak = setting.peak_bytes
+    phases = tuple(
+        PhasePeak(iteration="steady", phase=name, peak_bytes=size, terms={"surveyed": size})
+        for name, size in setting.phases.items()
+    ) or (PhasePeak(iteration="steady", phase="backward", peak_bytes=peak, terms={"surveyed": peak}),)
+    heavy = max(phases, key=lambda p: p.peak_bytes)
+    own = dict(setting.replay_ms_by_label) or {label: labels[label] for label in setting.boundary.modules if label in labels}
+    width = round(_Z95 * error * peak)
+    return Prediction(
+        peak_bytes=peak,
+        peak_p05_bytes=peak - width,
+        peak_p95_bytes=peak + width,
+        phase=heavy.phase,
+        stage=0,
+        rank=0,
+        stages=(StagePeak(stage=0, rank=0, peak_bytes=peak, phase=heavy.phase, phases=phases),),
+        replay_ms=setting.replay_ms,
+        replay_ms_by_label=own,
+        notes=("surveyed",),
+    )
+
+
+def _prices_by_label(settings: Sequence[SurveyedSetting]) -> dict[str, float]:
+    """Price of each label alone: replays of a set add up, so these are what the sets' prices have in common."""
+    return {s.boundary.modules[0]: s.replay_ms for s in settings if len(s.boundary.modules) == 1}
