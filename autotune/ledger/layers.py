@@ -14,7 +14,7 @@ from autotune.ledger.mamba import mamba_block
 from autotune.ledger.mla import mla_block
 from autotune.ledger.mlp import mlp_block
 from autotune.ledger.moe import moe_block
-from autotune.ledger.ops import Layer, LayerCost
+from autotune.ledger.ops import Layer, LayerCost, NodeCost
 from autotune.workload.architecture import LayerKind
 
 _MIXERS = {"attention": attention_block, "mla": mla_block, "dsa": mla_block, "gdn": gdn_block, "mamba": mamba_block}
@@ -47,7 +47,7 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
     residual = ctx.sizes.hidden_bytes
     return BuiltLayer(
         kind,
-        Layer(name, ops, regions, residual_bytes=residual),
+        Layer(name, ops, regions, residual_bytes=residual, delays_wgrad=ctx.workload.features.delay_wgrad_compute),
         tuple(param for block in blocks for param in block.params),
         graph=captured_part(ctx, kind, name, ops, regions, residual_bytes=residual),
     )
@@ -97,6 +97,68 @@ class ChunkCost:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The highest level while one chunk runs forward beside another's backward, layer by layer.
+
+    ``forward`` and ``backward`` count the steps of either chunk that are held at that moment.
+    """
+
+    nbytes: int
+    forward: int
+    backward: int
+
+    def terms(self, ahead: ChunkCost, back: ChunkCost) -> dict[str, int]:
+        """The level by term group; what passes is one transient."""
+        out: dict[str, int] = {}
+        for step in (*ahead.steps[: self.forward], *back.steps[: self.backward]):
+            add_terms(out, step.held)
+        add_terms(out, {"transient": self.nbytes - sum(out.values())})
+        return out
+
+
+def pair_cost(ahead: ChunkCost, back: ChunkCost) -> Pair:
+    """Combined forward of ``ahead`` and backward of ``back``.
+
+    Layer i forward runs beside layer n - 1 - i backward, node by node: forward up to the dispatch, backward of the experts,
+    forward of the experts, backward of the rest. The embedding's forward and the head's backward come first, the
+    head's forward (the loss) after all.
+
+    Source: model_chunk_schedule_plan.py:TransformerLayerSchedulePlan.run, TransformerModelChunkSchedulePlan.run at 24bad8e6.
+    """
+    f_first = next((index for index, step in enumerate(ahead.steps) if step.layer), 0)
+    f_last = next((index for index in range(len(ahead.steps), 0, -1) if ahead.steps[index - 1].layer), f_first)
+    b_last = next((index for index in range(len(back.steps), 0, -1) if back.steps[index - 1].layer), 0)
+    f_held = sum(step.held_bytes for step in ahead.steps[:f_first])
+    b_held = back.held_bytes
+    best = Pair(0, 0, 0)
+
+    def note(nbytes: int, forward: int, backward: int) -> None:
+        nonlocal best
+        if nbytes > best.nbytes:
+            best = Pair(nbytes, forward, backward)
+
+    for index in range(len(back.steps) - 1, b_last - 1, -1):
+        b_held -= back.steps[index].held_bytes
+        note(f_held + b_held + back.steps[index].backward_peak, f_first, index)
+    i, j = f_first, b_last - 1
+    while i < f_last or j >= 0:
+        f = ahead.steps[i] if i < f_last else None
+        b = back.steps[j] if j >= 0 else None
+        if b is not None:
+            b_held -= b.held_bytes
+            pre = f.nodes.pre_held_bytes if f is not None else 0
+            note(f_held + b_held + pre + b.nodes.rest_backward_peak, i, j)
+            note(f_held + b_held + (f.held_bytes if f is not None else 0) + b.nodes.pre_backward_peak, i, j)
+        if f is not None:
+            waiting = b.held_bytes if b is not None else 0
+            note(f_held + b_held + waiting + f.nodes.pre_forward_peak, i, j + 1 if b is not None else 0)
+            note(f_held + b_held + (b.nodes.pre_held_bytes if b is not None else 0) + f.forward_peak, i, max(j, 0))
+            f_held += f.held_bytes
+        i, j = i + 1, j - 1
+    return best
+
+
 def add_terms(into: dict[str, int], terms: Mapping[str, int], times: int = 1) -> None:
     """Add term groups in place."""
     for name, nbytes in terms.items():
@@ -105,7 +167,7 @@ def add_terms(into: dict[str, int], terms: Mapping[str, int], times: int = 1) ->
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One checkpoint unit of a chunk: a layer, or a group of fully recomputed layers."""
+    """One checkpoint unit of a chunk: a layer, a group of fully recomputed layers, or (``layer`` False) embedding or head."""
 
     held: dict[str, int]
     held_bytes: int
@@ -114,6 +176,8 @@ class _Step:
     backward_terms: dict[str, int]
     retained_bytes: int
     loss: bool
+    nodes: NodeCost
+    layer: bool
 
 
 def chunk_cost(
@@ -179,7 +243,15 @@ def _single(built: BuiltLayer, labels: frozenset[str], pooled: bool) -> _Step:
     layer = built.graph.eager if pooled and built.graph is not None else built.layer
     cost = layer.cost(labels)
     return _Step(
-        cost.held, cost.held_bytes, cost.forward_peak, cost.backward_peak, cost.backward_terms, cost.retained_bytes, built.loss
+        cost.held,
+        cost.held_bytes,
+        cost.forward_peak,
+        cost.backward_peak,
+        cost.backward_terms,
+        cost.retained_bytes,
+        built.loss,
+        cost.nodes,
+        built.kind is not None,
     )
 
 
@@ -196,9 +268,12 @@ def _full(group: list[BuiltLayer], share: int) -> _Step:
             backward, transient = level, level - before - cost.held_bytes
             kept = before + cost.held_bytes
         before += cost.held_bytes
-    # The first pass runs without gradients: a layer's own tensors die with it.
-    forward = max(cost.forward_peak for cost in costs)
+    # The first pass runs without gradients: a tensor dies with its last user.
+    forward = max(cost.bare_forward_peak for cost in costs)
+    # The output of the replay lives until its backward ends.
+    backward, transient = backward + entry.nbytes, transient + entry.nbytes
     retained = 2 * entry.nbytes if any(built.kind is not None and built.kind.mlp == "moe" for built in group) else 0
     stored = entry.nbytes // share
     terms = {entry.group: stored, "replay_transient": kept - stored, "transient": transient}
-    return _Step({entry.group: stored}, stored, max(forward, entry.nbytes), backward, terms, retained, False)
+    nodes = NodeCost(stored, max(forward, entry.nbytes), backward, backward)
+    return _Step({entry.group: stored}, stored, max(forward, entry.nbytes), backward, terms, retained, False, nodes, True)

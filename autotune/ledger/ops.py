@@ -52,6 +52,8 @@ class Op:
     """Labels of the regions it lies in, outermost first."""
     forward_bytes: int = 0
     backward_bytes: int = 0
+    wgrad_bytes: int = 0
+    """What a delayed weight gradient keeps beside the saved input: the output's gradient and a gathered input."""
     work: Work = field(default_factory=Work)
 
 
@@ -68,11 +70,32 @@ class Region:
     retained_bytes: int = 0
     """Kept alive from its backward to its next forward when active: the detached input and its gradient, where a
     module attribute holds a tensor made inside (``token_dispatcher.probs``)."""
+    replayed_bytes: int = 0
+    """Output of the replay where no tensor stands for it: it lives until the region's backward has ended
+    (tensor_parallel/random.py:CheckpointFunction.backward, ``outputs``)."""
 
     @property
     def discards_output(self) -> bool:
         """Whether it is a ``CheckpointWithoutOutput`` region."""
         return bool(self.outputs)
+
+
+REST = ("mlp.", "moe.dispatch", "moe.expert", "moe.combine", "moe.latent_up", "moe.add")
+"""Operations whose name starts so run after a layer's ``pre_dispatch_computation`` where expert-parallel exchanges are
+overlapped (model_chunk_schedule_plan.py:TransformerLayerSchedulePlan at 24bad8e6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """A layer cut in the schedule nodes of ``overlap_moe_expert_parallel_comm``: up to the dispatch, and the rest."""
+
+    pre_held_bytes: int
+    pre_forward_peak: int
+    """Highest level of the first part's forward, with the tokens it hands to the dispatch."""
+    pre_backward_peak: int
+    """Highest level of the first part's backward; the rest is released by then."""
+    rest_backward_peak: int
+    """Highest level of the rest's backward, beside what the first part holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +112,26 @@ class LayerCost:
     backward_terms: dict[str, int]
     """``backward_peak`` by term group, ``replay_transient`` and ``transient`` among them."""
     retained_bytes: int
+    bare_forward_peak: int
+    """Highest level during a forward without gradients, where each tensor dies with its last user; the layer's input stays."""
+    nodes: NodeCost
 
 
 class Layer:
     """Operations and regions of one layer kind; evaluations are cached per label set."""
 
-    def __init__(self, name: str, ops: Iterable[Op], regions: Iterable[Region] = (), *, residual_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        ops: Iterable[Op],
+        regions: Iterable[Region] = (),
+        *,
+        residual_bytes: int = 0,
+        delays_wgrad: bool = False,
+    ) -> None:
         self.name = name
         self._residual_bytes = residual_bytes
+        self._delays_wgrad = delays_wgrad
         self.ops = tuple(ops)
         self.regions = tuple(regions)
         self.labels: frozenset[str] = frozenset(region.label for region in self.regions)
@@ -155,15 +190,32 @@ class Layer:
             held[tensor.group] = held.get(tensor.group, 0) + tensor.nbytes
             arriving[self._first_use[name]] += tensor.nbytes
         forward_peak, level = 0, 0
+        pre_held = pre_peak = 0
         for index, op in enumerate(self.ops):
             level += arriving[index]
             dying = sum(tensor.nbytes for tensor in op.saves if tensor.name not in held_names)
-            forward_peak = max(forward_peak, level + op.forward_bytes + dying)
-        backward_peak, terms = self._backward(labels, held_names)
+            here = level + op.forward_bytes + dying
+            forward_peak = max(forward_peak, here)
+            if not op.name.startswith(REST):
+                pre_held, pre_peak = level, max(pre_peak, here)
+            elif op.name == "moe.dispatch":
+                pre_peak = max(pre_peak, pre_held + op.forward_bytes)
+        backward_peak, terms, pre_backward, rest_backward = self._backward(labels, held_names)
         retained = sum(
             region.retained_bytes for region in self.regions if region.label in labels and labels.isdisjoint(region.inside)
         )
-        return LayerCost(held, level, max(forward_peak, level), backward_peak, terms, retained)
+        nodes = NodeCost(pre_held, max(pre_peak, pre_held), pre_backward, rest_backward)
+        return LayerCost(held, level, max(forward_peak, level), backward_peak, terms, retained, self._bare_forward(), nodes)
+
+    def _bare_forward(self) -> int:
+        """The inputs of the layer's halves stay as residuals; everything else dies with the operation that saves it."""
+        residuals: set[str] = set()
+        best = 0
+        for op in self.ops:
+            residuals.update(tensor.name for tensor in op.saves if tensor.name.endswith(".x"))
+            alive = residuals | {tensor.name for tensor in op.saves}
+            best = max(best, op.forward_bytes + sum(self.tensors[name].nbytes for name in alive))
+        return best
 
     def _release_index(self, name: str, labels: frozenset[str]) -> int:
         """Index of the operation whose backward is the last user of the tensor."""
@@ -174,15 +226,24 @@ class Layer:
             first = max(inside, default=first)
         return first
 
-    def _backward(self, labels: frozenset[str], held_names: set[str]) -> tuple[int, dict[str, int]]:
+    def _backward(self, labels: frozenset[str], held_names: set[str]) -> tuple[int, dict[str, int], int, int]:
+        """The backward peak and its terms, then the peaks of both schedule nodes."""
         live = set(held_names)
+        outputs: dict[str, int] = {}  # of replays whose backward has not ended, by label
         restored: set[str] = set()
         replayed: set[str] = set()
         level = sum(self.tensors[name].nbytes for name in live)
         best, best_live, best_transient = 0, live, 0
+        peaks = [0, 0]
+        pending = 0
+        # A delayed weight gradient is worked out when its node's backward is through; till then it keeps its tensors.
+        starts = (0, next((index for index, op in enumerate(self.ops) if op.name.startswith(REST)), 0))
         leaving: dict[int, list[str]] = {}
         for name in self.tensors:
-            leaving.setdefault(self._release_index(name, labels), []).append(name)
+            index = self._release_index(name, labels)
+            if self._delays_wgrad and any(self.ops[saver].wgrad_bytes for saver in self._savers.get(name, ())):
+                index = starts[self.ops[index].name.startswith(REST)]
+            leaving.setdefault(index, []).append(name)
         for index in range(len(self.ops) - 1, -1, -1):
             op = self.ops[index]
             replay_extra = 0
@@ -190,6 +251,7 @@ class Layer:
             for label in op.regions:
                 if label in labels and label in self._checkpoints and label not in replayed:
                     replayed.add(label)
+                    outputs[label] = self._checkpoints[label].replayed_bytes
                     inner = labels - {label} - set(self._checkpoints[label].inside)
                     for other in self.region_ops(label):
                         replay_extra = max(replay_extra, other.forward_bytes)
@@ -201,18 +263,24 @@ class Layer:
                     restored.add(tensor.name)
                     level += tensor.nbytes
             # the gradient of the residual stream waits beside every operation of the layer
-            transient = max(op.backward_bytes, replay_extra) + self._residual_bytes
+            transient = max(op.backward_bytes, replay_extra) + self._residual_bytes + sum(outputs.values()) + pending
+            rest = op.name.startswith(REST)
+            peaks[rest] = max(peaks[rest], transient + level)
+            if self._delays_wgrad:
+                pending = 0 if index == starts[rest] else pending + op.wgrad_bytes
             if transient + level > best:
                 best, best_live, best_transient = transient + level, set(live), transient
             for name in leaving.get(index, ()):
                 if name in live:
                     live.discard(name)
                     level -= self.tensors[name].nbytes
+            for label in [label for label in outputs if not any(label in other.regions for other in self.ops[:index])]:
+                del outputs[label]
         terms = {"transient": best_transient}
         for name in sorted(best_live):
             group = "replay_transient" if name in restored else self.tensors[name].group
             terms[group] = terms.get(group, 0) + self.tensors[name].nbytes
-        return best, terms
+        return best, terms, peaks[0], peaks[1]
 
     def _held_inside(self, name: str, label: str, labels: frozenset[str]) -> bool:
         """Whether the replay of ``label`` keeps the tensor until its backward, given the labels nested inside."""

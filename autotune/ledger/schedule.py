@@ -17,6 +17,8 @@ class Moment:
     backward: bool
     chunk: int
     in_flight: tuple[int, ...]
+    beside: int | None = None
+    """The chunk that runs forward beside this backward, layer by layer (overlap_moe_expert_parallel_comm)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,13 @@ def moments(stage: int, pp: int, vpp: int, microbatches: int, group: int, *, ove
         vpp: Virtual chunks a stage (1 without interleaving).
         microbatches: Micro batches of one step.
         group: microbatch_group_size_per_vp_stage (Megatron's default is pp).
-        overlap_ep: overlap_moe_expert_parallel_comm adds one warm-up chunk.
+        overlap_ep: overlap_moe_expert_parallel_comm adds one warm-up chunk, and then runs each forward beside the backward
+            of an earlier chunk (combined_1f1b.py: combined_1f1b_schedule_for_no_pipelining, _for_interleaved_pipelining).
     """
     if vpp == 1:
         others = min(pp - stage - 1, microbatches - 1)
-        return (Moment(False, 0, (others,)), Moment(True, 0, (others,)))
+        alone = (Moment(False, 0, (others,)), Moment(True, 0, (others,)))
+        return (*alone, Moment(True, 0, (0,), beside=0)) if overlap_ep and pp == 1 and microbatches > 1 else alone
     # The pattern is periodic after warm-up, so a few groups of micro batches show every moment.
     steady = 4 * pp + 3 * group
     count = min(microbatches, -(-steady // group) * group)
@@ -72,24 +76,40 @@ def moments(stage: int, pp: int, vpp: int, microbatches: int, group: int, *, ove
     backwards = [vpp - 1 - chunk for chunk in forwards]
     total = len(forwards)
     warmup = min(total, 2 * (pp - stage - 1) + (vpp - 1) * group + int(overlap_ep))
-    seen: dict[tuple[bool, int], set[tuple[int, ...]]] = {}
+    seen: dict[tuple[bool, int, int | None], set[tuple[int, ...]]] = {}
     held = [0] * vpp
 
-    def note(backward: bool, chunk: int) -> None:
-        seen.setdefault((backward, chunk), set()).add(tuple(held))
+    def note(backward: bool, chunk: int, beside: int | None = None) -> None:
+        seen.setdefault((backward, chunk, beside), set()).add(tuple(held))
 
     done = 0
     for index, chunk in enumerate(forwards):
+        if overlap_ep and index >= warmup:
+            leaving = backwards[done]
+            held[leaving] -= 1
+            note(True, leaving, chunk)
+            # The loss, where the chunk has it, is worked out when the backward beside it is through.
+            note(False, chunk)
+            held[chunk] += 1
+            done += 1
+            continue
         note(False, chunk)
         held[chunk] += 1
+        if overlap_ep:
+            continue
         # After warm-up each forward is followed by one backward; the last forward by all that are left.
         until = done + (index >= warmup) if index + 1 < total else total
         for leaving in backwards[done:until]:
             held[leaving] -= 1
             note(True, leaving)
         done = until
+    for leaving in backwards[done:]:
+        held[leaving] -= 1
+        note(True, leaving)
     return tuple(
-        Moment(backward, chunk, vector) for (backward, chunk), vectors in sorted(seen.items()) for vector in _maximal(vectors)
+        Moment(backward, chunk, vector, beside)
+        for (backward, chunk, beside), vectors in sorted(seen.items(), key=lambda item: (*item[0][:2], item[0][2] or 0))
+        for vector in _maximal(vectors)
     )
 
 

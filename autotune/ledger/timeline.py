@@ -8,7 +8,7 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
-from autotune.ledger.layers import BuiltLayer, ChunkCost, Peak, add_terms, chunk_cost
+from autotune.ledger.layers import BuiltLayer, ChunkCost, Pair, Peak, add_terms, chunk_cost, pair_cost
 from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
@@ -76,7 +76,11 @@ class Iteration:
             add_terms(terms, part)
         if phase in self.runs:
             moment = self.runs[phase][1]
-            add_terms(terms, self.costs[moment.chunk].terms(phase))
+            if moment.beside is None:
+                add_terms(terms, self.costs[moment.chunk].terms(phase))
+            else:
+                ahead, back = self.costs[moment.beside], self.costs[moment.chunk]
+                add_terms(terms, pair_cost(ahead, back).terms(ahead, back))
             for count, cost in zip(moment.in_flight, self.costs, strict=True):
                 if count:
                     add_terms(terms, cost.held(), count)
@@ -88,11 +92,18 @@ def _runs(moments: Sequence[Moment], costs: Sequence[ChunkCost]) -> dict[str, tu
     """Highest level and its moment of the phases that run layers, static bytes left out."""
     best: dict[str, tuple[int, Moment]] = {}
     held = [cost.held_bytes for cost in costs]
+    pairs: dict[tuple[int, int], Pair] = {}
     for moment in moments:
         others = sum(map(mul, moment.in_flight, held))
         cost = costs[moment.chunk]
-        if moment.backward:
-            phases: tuple[tuple[str, Peak], ...] = (("backward", cost.backward),)
+        phases: tuple[tuple[str, Peak | Pair], ...]
+        if moment.beside is not None:
+            which = (id(costs[moment.beside]), id(cost))
+            if which not in pairs:
+                pairs[which] = pair_cost(costs[moment.beside], cost)
+            phases = (("backward", pairs[which]),)
+        elif moment.backward:
+            phases = (("backward", cost.backward),)
         elif cost.loss is not None:
             phases = (("forward", cost.forward), ("loss", cost.loss))
         else:
@@ -191,6 +202,10 @@ class Timeline:
         pool = static = 0
         for moment in stage.moments:
             own = held[moment.chunk]
+            if moment.beside is not None:
+                # Layer by layer: one chunk's graphs replace the other's, but for the layer at hand.
+                beside = parts[moment.beside]
+                own = max(own, held[moment.beside]) + max((part.pool(labels) for part in beside), default=0)
             pool = max(pool, sum(map(mul, moment.in_flight, held)) + own + highest[moment.chunk])
             static = max(static, sum(map(mul, moment.in_flight, inputs)) + inputs[moment.chunk])
         distinct = {part.output_bytes: part.gradient_bytes for chunk in parts for part in chunk}
