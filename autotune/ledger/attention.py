@@ -119,6 +119,7 @@ def output_projection(ctx: Context, name: str, attention_out: Tensor, width_in: 
             saves=saves,
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
             backward_bytes=(s.gathered_bytes if s.sequence_parallel else 0) + s.hidden_bytes + s.width * s.tokens * width_in,
+            wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * s.tokens * width_in * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
         ),
         *ctx.dropout_add(name),
@@ -181,6 +182,7 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
             saves=first_saves,
             forward_bytes=gathered + mixed.nbytes,
             backward_bytes=mixed.nbytes + 2 * gathered + s.gathered_bytes,
+            wgrad_bytes=mixed.nbytes + gathered,
             work=linear_work,
         )
     )
@@ -203,24 +205,6 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
                 forward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
                 backward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
                 work=Work(moved_bytes=2.0 * (query.nbytes + key.nbytes), modules=2),
-            )
-        )
-    if rotates and not features.apply_rope_fusion:
-        # cos and sin are made anew for q and for k, and their products with them save them.
-        angles = Tensor(
-            name=f"{name}.rope_angles",
-            nbytes=4 * s.width * s.sequence * s.head_dim,
-            group="attention",
-            formula="8 s d",
-            source="rope_utils.py:_apply_rotary_pos_emb_bshd at 24bad8e6",
-        )
-        ops.append(
-            Op(
-                name=f"{name}.rope",
-                saves=(angles,),
-                forward_bytes=mixed.nbytes + 2 * query.nbytes + key.nbytes,
-                backward_bytes=mixed.nbytes + query.nbytes + key.nbytes,
-                work=Work(moved_bytes=6.0 * (query.nbytes + key.nbytes), small_ops=20),
             )
         )
     if rotates and not features.apply_rope_fusion:

@@ -30,11 +30,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda w: w.features.transformer_impl not in {"transformer_engine", "local"},
         "only transformer_engine and local are modelled",
     ),
-    (
-        "features.overlap_moe_expert_parallel_comm",
-        lambda w: w.features.overlap_moe_expert_parallel_comm,
-        "which layers of two micro-batches are alive at once is not modelled",
-    ),
     ("precision.fp4", lambda w: w.precision.fp4 is not None, "FP4 copies of weights and activations are not modelled"),
     (
         "precision.disable_parameter_transpose_cache",
@@ -62,11 +57,6 @@ _RULES: tuple[_Rule, ...] = (
         "model.position_embedding_type",
         lambda w: w.model.position_embedding_type not in _POSITIONS,
         f"only {', '.join(sorted(_POSITIONS))} are modelled",
-    ),
-    (
-        "features.delay_wgrad_compute",
-        lambda w: w.features.delay_wgrad_compute,
-        "how long delayed weight gradients keep their inputs is not modelled",
     ),
     (
         "model.hybrid_layer_pattern",

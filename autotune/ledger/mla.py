@@ -67,6 +67,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
             saves=(norm_out,),
             forward_bytes=w * ns * down_width,
             backward_bytes=w * ns * down_width + s.hidden_bytes,
+            wgrad_bytes=w * ns * down_width,
             work=Work(flop=2.0 * ns * s.hidden * down_width, modules=2 if model.q_lora_rank else 1),
         ),
         Op(
@@ -75,6 +76,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
             regions=("mla_up_proj",),
             forward_bytes=w * n * up_out + (0 if model.q_lora_rank else gathered),
             backward_bytes=w * n * up_out + query.nbytes + key.nbytes + (0 if model.q_lora_rank else gathered),
+            wgrad_bytes=w * n * up_out,
             work=Work(
                 flop=2.0 * n * heads * (q_in * dq + model.kv_lora_rank * (nope + dv)),
                 moved_bytes=3.0 * (query.nbytes + key.nbytes + value.nbytes),

@@ -46,19 +46,20 @@ def mlp_block(ctx: Context, name: str = "mlp") -> Block:
         )  # fmt: skip
         regions += [
             Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,)),
-            Region(label="mlp", inputs=(norm_out,)),
+            Region(label="mlp", inputs=(norm_out,), replayed_bytes=s.hidden_bytes),
         ]
         first: tuple[Tensor, ...] = (norm_out,)
     else:
-        regions.append(Region(label="mlp", inputs=(x,)))
+        regions.append(Region(label="mlp", inputs=(x,), replayed_bytes=s.hidden_bytes))
         first = (x, norm_out, stats)
     ops += [
         Op(
             name=f"{name}.fc1",
             saves=first,
             regions=("mlp",),
-            forward_bytes=gathered,
+            forward_bytes=gathered + fc1_out.nbytes,
             backward_bytes=fc1_out.nbytes + gathered + s.gathered_bytes,
+            wgrad_bytes=fc1_out.nbytes + gathered,
             work=Work(
                 flop=2.0 * n * s.hidden * s.gate * s.ffn, moved_bytes=2.0 * s.hidden_bytes, tp_bytes=float(gathered), modules=1
             ),
@@ -67,7 +68,7 @@ def mlp_block(ctx: Context, name: str = "mlp") -> Block:
             name=f"{name}.act",
             saves=(fc1_out, extra),
             regions=("mlp",),
-            forward_bytes=0,
+            forward_bytes=w * n * s.ffn,
             backward_bytes=fc1_out.nbytes + w * n * s.ffn,
             work=Work(moved_bytes=float(fc1_out.nbytes + w * n * s.ffn), small_ops=2),
         ),
@@ -77,6 +78,7 @@ def mlp_block(ctx: Context, name: str = "mlp") -> Block:
             regions=("mlp",),
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
             backward_bytes=gathered + w * n * s.ffn + s.hidden_bytes,
+            wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * n * s.ffn * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
         ),
         *ctx.dropout_add(name),

@@ -200,6 +200,7 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             regions=("moe",),
             forward_bytes=routed,
             backward_bytes=fc1_out.nbytes + routed,
+            wgrad_bytes=fc1_out.nbytes,
             work=Work(flop=2.0 * t * s.moe_width * s.gate * ffn, modules=calls, small_ops=4 * calls),
         ),
         Op(
@@ -216,6 +217,7 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             regions=("moe",),
             forward_bytes=3 * routed,
             backward_bytes=routed + w * t * ffn,
+            wgrad_bytes=routed,
             work=Work(flop=2.0 * t * ffn * s.moe_width, modules=calls, small_ops=4 * calls),
         ),
     )
@@ -225,7 +227,7 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
 
 
 def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op, ...], tuple[Param, ...]]:
-    s, model = ctx.sizes, ctx.workload.model
+    s, model, features = ctx.sizes, ctx.workload.model, ctx.workload.features
     w, n, ffn = s.width, s.tokens, s.shared_ffn
     regions = ("moe",) if model.moe_shared_expert_overlap else ("moe", "shared_experts")
 
@@ -241,8 +243,12 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
         kept("shared_gathered_input", s.gathered_bytes, "2 n h") if model.moe_shared_expert_overlap and gathered else norm_out
     )
     gate_saves: tuple[Tensor, ...] = ()
+    output = kept("shared_output", s.hidden_bytes, "2 n' h")
     if model.moe_shared_expert_gate:
-        gate_saves = (kept("shared_output", s.hidden_bytes, "2 n' h"), norm_out)
+        gate_saves = (output, norm_out)
+    elif features.overlap_moe_expert_parallel_comm and not model.moe_shared_expert_overlap:
+        # gpt/fine_grained_callables.py: the schedule node detaches the output and keeps it to its backward
+        gate_saves = (output,)
     ops = [
         Op(
             name=f"{name}.shared_fc1",
@@ -250,6 +256,7 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
             regions=regions,
             forward_bytes=gathered,
             backward_bytes=fc1_out.nbytes + s.gathered_bytes + gathered,
+            wgrad_bytes=fc1_out.nbytes + gathered,
             work=Work(flop=2.0 * n * s.hidden * s.gate * ffn, tp_bytes=float(gathered), modules=1),
         ),
         Op(
@@ -265,6 +272,7 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
             regions=regions,
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
             backward_bytes=gathered + s.hidden_bytes + w * n * ffn,
+            wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * n * ffn * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
         ),
     ]
