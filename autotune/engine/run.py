@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from autotune.boundary.boundary import Boundary
 from autotune.engine.backends import Choice, choose
 from autotune.engine.conclude import Conclusion, conclude
 from autotune.engine.events import Event, OnEvent, ignore
@@ -14,7 +15,7 @@ from autotune.engine.plan import plan_of
 from autotune.engine.prepare import Prepared, prepare, refuse_below_states, with_recorded
 from autotune.engine.request import Request
 from autotune.engine.run_directory import RunDirectory
-from autotune.engine.search_loop import SearchLoop
+from autotune.engine.search_loop import Driver, SearchLoop
 from autotune.errors import RequestError
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Recommendation
@@ -22,6 +23,9 @@ from autotune.search.proposal import Sampler, Stop
 from autotune.trial.backends.base import TrialBackend
 from autotune.trial.backends.replay import ReplayBackend
 from autotune.trial.gates import GateSettings
+
+if TYPE_CHECKING:
+    from autotune.trial.survey.plan import SurveyPlan
 
 
 def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
@@ -39,9 +43,9 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
     prepared = prepare(request)
     workload = prepared.workload
     choice = choose(request, workload)
-    if choice.name == "cpu":
+    if choice.name in ("cpu", "gpu"):
         # Trials on a CPU run the stand-ins' kernels, so the ledger has to price those.
-        prepared = prepare(request, variant="stand_in")
+        prepared = prepare(request, variant="stand_in" if choice.name == "cpu" else "te", validate=True)
     backend = open_backend(choice.name, request, prepared, on_event)
     try:
         if isinstance(backend, ReplayBackend):
@@ -88,11 +92,14 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         to_the_bit=backend.to_the_bit,
     )
     evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
-    sampler = make_sampler(request, prepared, backend, evidence)
+    plan, unsurveyed = survey_of(request, prepared, backend)
+    sampler = make_sampler(request, prepared, backend, evidence, survey=plan is not None)
     directory = RunDirectory(out_path(request, prepared), _identity(request, prepared, backend), resume=request.resume)
     try:
         # Said only now: a request that is refused shows its one line and nothing before it.
         _announce(prepared, choice, on_event)
+        if unsurveyed is not None:
+            on_event(Event(kind="note", text=f"no survey, each candidate is a launch of its own: {unsurveyed}"))
         directory.write("workload.json", prepared.workload)
         directory.write("candidates.json", plan_of(prepared, limit_bytes))
         study = StudyLog(directory.journal, [c.boundary for c in launchable(prepared.candidates)])
@@ -106,6 +113,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
             world_size=prepared.workload.parallel.world_size,
             on_event=on_event,
             max_trials=request.max_trials,
+            survey=plan,
         )
         try:
             stop = loop.run()
@@ -137,7 +145,30 @@ def _announce(prepared: Prepared, choice: Choice, on_event: OnEvent) -> None:
         on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
 
 
-def make_sampler(request: Request, prepared: Prepared, backend: TrialBackend, evidence: Evidence) -> Sampler:
+def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tuple[SurveyPlan | None, str | None]:
+    """What the first launch surveys; or, for a backend that launches real ranks, why there is no survey."""
+    if not isinstance(backend, Driver):
+        return None, None
+    if request.sampler != "planner":
+        return None, f"--sampler {request.sampler} launches what it proposes"
+    from autotune.trial.survey.plan import SurveyPlan, not_surveyable
+
+    refused = not_surveyable(prepared.workload)
+    if refused is not None:
+        return None, refused
+    boundaries = [c.boundary for c in launchable(prepared.candidates)]
+    # The model is built with all of them on. Sets that are invalid together leave the widest that is not.
+    union = tuple(sorted({label for b in boundaries for label in b.modules}))
+    refused_together = any(c.status == "invalid" and set(c.boundary.modules) == set(union) for c in prepared.candidates)
+    labels = max((b.modules for b in boundaries), key=len, default=()) if refused_together else union
+    if not labels or Boundary.full("uniform", 1) not in boundaries:
+        return None, "the space has no full/uniform/1 or no labels"
+    return SurveyPlan(labels=labels, candidates=tuple(boundaries), limit_bytes=request.mem_target_bytes), None
+
+
+def make_sampler(
+    request: Request, prepared: Prepared, backend: TrialBackend, evidence: Evidence, *, survey: bool = False
+) -> Sampler:
     """The sampler of a request; predictions need none but the order of the predictions."""
     if backend.kind == "predicted":
         from autotune.search.exhaustive import PredictedSampler
@@ -148,11 +179,19 @@ def make_sampler(request: Request, prepared: Prepared, backend: TrialBackend, ev
 
         return ExhaustiveSampler(prepared.candidates, evidence, backend.lacks)
     if request.sampler == "planner":
-        from autotune.search.planner import Planner
+        from autotune.search.planner import EXPERT_JITTER, JITTER, Planner
 
         # A study somebody wrote down is read whole; a truth table stands for launches that cost something.
         exhaust = isinstance(backend, ReplayBackend) and not backend.table.complete
-        return Planner(prepared.candidates, evidence, backend.lacks, seed=request.seed, exhaust=exhaust)
+        return Planner(
+            prepared.candidates,
+            evidence,
+            backend.lacks,
+            seed=request.seed,
+            exhaust=exhaust,
+            jitter=EXPERT_JITTER if prepared.workload.model.num_moe_experts else JITTER,
+            survey=survey,
+        )
     from autotune.search.optuna_samplers import OptunaSampler
 
     return OptunaSampler(request.sampler, prepared.candidates, evidence, backend.lacks, seed=request.seed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from autotune.engine.events import Event, OnEvent
 from autotune.engine.run_directory import RunDirectory
@@ -19,7 +19,10 @@ from autotune.trial.record import TrialRecord
 from autotune.units import format_gb
 
 if TYPE_CHECKING:
+    from autotune.search.planner import Planner
     from autotune.search.study import Started, StudyLog
+    from autotune.trial.survey.plan import SurveyPlan
+    from autotune.trial.verdict import Verdict
 
 
 @runtime_checkable
@@ -48,6 +51,8 @@ class SearchLoop:
     world_size: int
     on_event: OnEvent
     max_trials: int | None = None
+    survey: SurveyPlan | None = None
+    """What a proposed survey is to do; None where the sampler proposes none."""
     stop: Stop | None = None
     _left: list[Started] = field(default_factory=list)
     _pending: dict[int, Proposal] = field(default_factory=dict)
@@ -82,14 +87,15 @@ class SearchLoop:
             if not self._pending:
                 self.stop = Stop(outcome="open", text="the sampler has nothing to propose")
             return None
+        if proposals[0].boundary in {proposal.boundary for proposal in self._pending.values()}:
+            return None  # Left behind by a kill and running again: the sampler of this sitting does not know that yet.
         return self._request(self.study.begin(proposals[0]), proposals[0])
 
     def accept(self, request: TrialRequest, record: TrialRecord) -> None:
         """Take the result of a trial."""
         record = self._compared(record)
         self.directory.save(record)
-        self._pending.pop(request.number, None)
-        self._tell(record)
+        self._tell(record, self._pending.pop(request.number))
 
     def progress(self, request: TrialRequest, figures: Mapping[str, Any]) -> None:
         """Pass on figures of a running trial."""
@@ -117,14 +123,14 @@ class SearchLoop:
         for started in finished:
             record = self.directory.saved(started.number)
             if record is not None:
-                self.sampler.tell(record)
+                self._take(record, started.proposal)
         if finished:
             self.on_event(Event(kind="note", text=f"resumed: {len(finished)} finished trials kept, none is repeated"))
         for started in self.study.unfinished():
             self.study.resume(started.number)
             record = self.directory.saved(started.number)
             if record is not None:
-                self._tell(record)
+                self._tell(record, started.proposal)
             else:
                 self._left.append(started)
 
@@ -135,6 +141,7 @@ class SearchLoop:
         text = f"trial {number}: {name}{repeat}: {proposal.why}"
         self.on_event(Event(kind="trial_started", text=text, data={"number": number, "name": name}))
         settings = self.evidence.settings
+        plan = self.survey if proposal.survey else None
         self._pending[number] = proposal
         return TrialRequest(
             number=number,
@@ -142,14 +149,25 @@ class SearchLoop:
             workload_digest=self.workload_digest,
             world_size=self.world_size,
             run_index=self.evidence.runs(proposal.boundary),
-            steps=settings.min_steps,
+            steps=settings.min_steps if plan is None else plan.steps,
             limit_bytes=settings.limit_bytes,
             repeat_reason=proposal.repeat_reason,
             folder=folder,
+            survey=to_builtins(plan) if plan is not None else None,
         )
 
-    def _tell(self, record: TrialRecord) -> None:
-        verdict = self.sampler.tell(record)
+    def _take(self, record: TrialRecord, proposal: Proposal) -> Verdict:
+        """Give a record to the sampler, with what its survey found where it was one."""
+        if not proposal.survey:
+            return self.sampler.tell(record)
+        from autotune.engine.survey_stage import findings_of
+        from autotune.trial.survey.launch import read_report
+
+        report = read_report((self.directory.path / self.directory.place(record.number)).parent)
+        return cast("Planner", self.sampler).tell_survey(record, findings_of(report, record) if report is not None else None)
+
+    def _tell(self, record: TrialRecord, proposal: Proposal) -> None:
+        verdict = self._take(record, proposal)
         self.study.finish(record, verdict, self.evidence, place=self.directory.place(record.number))
         step = f", step {verdict.step_ms:.2f} ms" if verdict.step_ms is not None else ""
         peak = (
