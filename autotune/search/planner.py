@@ -20,6 +20,8 @@ from autotune.trial.verdict import Verdict
 
 JITTER = 0.0005
 """Relative scatter of a boundary's peak between launches without free routing (on one rank: none)."""
+LEDGER_SCATTER = 0.002
+"""A measured peak is not held closer than this against the ledger's physics, which has no term for every byte."""
 EXPERT_JITTER = 0.006
 """With free routing of experts (seen between repeats of one setting: 0.55 and 0.66 %)."""
 SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
@@ -102,7 +104,7 @@ class Planner:
         self._seed, self._draws, self._jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
         self._bases = [b for b in self._survey_bases() if lacks(b, 0) is None] if survey else []
-        spread = spread or PriorSpread(run=jitter)
+        spread = spread or PriorSpread(run=max(jitter, LEDGER_SCATTER))
         predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
         self.posterior = Posterior(predictions, spread=spread, seed=seed, draws=draws) if predictions else None
         if not exhaust:

@@ -57,7 +57,7 @@ class PriorSpread:
     least_saving: float = 0.03
     own: float | None = 0.003
     run: float = 0.003
-    price: float = 0.5
+    price: float = 0.3
     step: float = 0.03
     inert: float = 0.05
     by_chance: float = 0.03

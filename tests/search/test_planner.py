@@ -44,7 +44,7 @@ def planner_of(candidates: list[Candidate], evidence: Evidence, world: World, **
     return Planner(candidates, evidence, world.lacks, draws=300, **options)
 
 
-@hypothesis_settings(max_examples=15)
+@hypothesis_settings(max_examples=8)
 @given(WORLDS)
 def test_the_answer_passed_and_nothing_is_launched_twice_without_a_reason(world: World) -> None:
     candidates = space()
@@ -64,7 +64,7 @@ def test_the_answer_passed_and_nothing_is_launched_twice_without_a_reason(world:
         assert Boundary.full("uniform", 1) in tried and Boundary.selective(candidates[63].boundary.modules) in tried
 
 
-@pytest.mark.parametrize(("width", "launches", "found"), [(0.1, 3.5, 0.95), (0.3, 4.5, 0.9)])
+@pytest.mark.parametrize(("width", "launches", "found"), [(0.1, 3.6, 0.9), (0.3, 4.2, 0.85)])
 def test_few_launches_to_an_answer_within_a_percent(width: float, launches: float, found: float) -> None:
     """Twenty worlds around the prediction; the optimum is right to within 1 % of a step."""
     counts, hits = [], 0
