@@ -20,8 +20,8 @@ Examples:
   autotune run --recipe llama3_8b --mem-target 70GiB --max-slowdown 5% train.global_batch_size=64
 
 \b
-The run directory holds recommendation.json, patch.py, overrides.txt, report.md,
-candidates.json, workload.json, study.journal, and every trial under trials/.
+The run directory holds recommendation.json, patch.py, overrides.txt, report.html,
+report.md, candidates.json, workload.json, study.journal, and every trial under trials/.
 """
 
 

@@ -52,7 +52,7 @@ def print_result(view: RunView, facts: Facts) -> None:
         out.print(Text("\nWhat this does not prove", style="bold"))
         for claim in facts.claims:
             out.print(Text(f"- {claim}"))
-    names = ("patch.py", "overrides.txt", "report.md", "recommendation.json")
+    names = ("patch.py", "overrides.txt", "report.html", "report.md", "recommendation.json")
     written = ", ".join(name for name in names if (view.folder / name).is_file())
     out.print(Text(f"\nWritten to {view.folder}: {written}"))
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from autotune.records import write_atomically
 from autotune.report.facts import Facts, collect
+from autotune.report.html import render_page
 from autotune.report.markdown import render
 from autotune.report.patch import overrides_text, patch_source
 from autotune.report.run_view import RunView, read_run
 
 
 def write_outputs(folder: Path) -> tuple[RunView, Facts]:
-    """Read a run directory and write ``report.md``, and ``patch.py`` and ``overrides.txt`` where there is an answer.
+    """Read a run directory; write ``report.html``, ``report.md`` and, of an answer, ``patch.py`` and ``overrides.txt``.
 
     Where there is none, a patch that an earlier, shorter run left behind is taken away.
 
@@ -22,6 +23,7 @@ def write_outputs(folder: Path) -> tuple[RunView, Facts]:
     view = read_run(folder)
     facts = collect(view)
     write_atomically(folder / "report.md", render(facts))
+    write_atomically(folder / "report.html", render_page(view, facts))
     if view.answer is not None:
         write_atomically(folder / "patch.py", patch_source(view, facts))
         write_atomically(folder / "overrides.txt", overrides_text(view))

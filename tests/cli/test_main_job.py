@@ -113,7 +113,7 @@ def test_nemotron_outputs_are_all_there(nemotron: tuple[Path, dict[str, Any]]) -
         "patch.py",
         "overrides.txt",
     }
-    assert names | {"report.md"} <= {path.name for path in folder.iterdir()}
+    assert names | {"report.md", "report.html"} <= {path.name for path in folder.iterdir()}
     cfg = SimpleNamespace(model=SimpleNamespace())
     runpy.run_path(str(folder / "patch.py"))["apply"](cfg)
     assert vars(cfg.model) == answer["boundary"]
@@ -123,7 +123,7 @@ def test_report_shows_the_same_answer_again(nemotron: tuple[Path, dict[str, Any]
     folder = Path(shutil.copytree(nemotron[0], tmp_path / "copy"))
     answer = nemotron[1]
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    for name in ("patch.py", "overrides.txt", "report.md"):
+    for name in ("patch.py", "overrides.txt", "report.md", "report.html"):
         (folder / name).unlink()
     status, out, err = invoke("report", str(folder))
     assert (status, err) == (0, "")
