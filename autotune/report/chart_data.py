@@ -173,7 +173,7 @@ def ranks(view: RunView, scale: Scale) -> tuple[Mapping[str, Any], ...]:
 
 def phases(view: RunView, timeline: SettingTimeline, scale: Scale) -> tuple[Mapping[str, Any], ...]:
     """One row for each phase and tensor category that is not empty, in the order of the step."""
-    seen = seen_phases(view, timeline.boundary)
+    seen = dict(seen_phases(view, timeline.boundary))
     kind = next((trial.kind for trial in view.trials if trial.boundary == boundary_of(timeline.boundary)), "")
     rows: list[Mapping[str, Any]] = []
     for peak in timeline.phases:

@@ -23,7 +23,7 @@ def chart_script() -> str:
 def _bundle() -> str:
     import vl_convert
 
-    script = str(vl_convert.javascript_bundle())
+    script = str(vl_convert.javascript_bundle(None))
     # Inside an HTML page these would end or derail the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
