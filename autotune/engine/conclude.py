@@ -17,7 +17,7 @@ from autotune.ledger.prediction import Prediction
 from autotune.records import to_builtins
 from autotune.search.breakpoints import breakpoints, predicted_points, recorded_points
 from autotune.search.certificate import at_risk, certificate
-from autotune.search.evidence import Evidence, launchable
+from autotune.search.evidence import TIE_RATIO, Evidence, launchable
 from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost, SettingTimeline, TrialSummary
 from autotune.search.proposal import Sampler, Stop
 from autotune.trial.backends.base import TrialBackend, TrialRequest
@@ -245,7 +245,7 @@ def _breakpoints(end: Conclusion, context: bool) -> tuple[Breakpoint, ...]:
     """From trials where any completed, else from predictions; never both in one list."""
     recorded = recorded_points(end.evidence)
     if recorded and not context:
-        return breakpoints(recorded)
+        return breakpoints(recorded, tie_ratio=TIE_RATIO)
     return breakpoints(predicted_points(end.prepared.candidates))
 
 

@@ -10,6 +10,7 @@ from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Breakpoint
+from autotune.search.ties import preference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +60,39 @@ def recorded_points(evidence: Evidence) -> list[Point]:
     return points
 
 
-def breakpoints(points: Iterable[Point]) -> tuple[Breakpoint, ...]:
-    """The lower envelope, from the smallest limit up. Points of one kind only: kinds are never mixed."""
+def breakpoints(points: Iterable[Point], *, tie_ratio: float = 0.0) -> tuple[Breakpoint, ...]:
+    """The answer at every limit, from the smallest up: the same choice that a search under that limit makes.
+
+    Args:
+        points: Of one kind only: kinds are never mixed.
+        tie_ratio: Costs closer than this share are one price, as ``Evidence.best`` takes them.
+    """
     found: list[Breakpoint] = []
-    best_ms = float("inf")
-    by_peak = sorted(points, key=lambda p: (p.peak_bytes, p.cost_ms, len(p.boundary.modules), p.boundary.key))
-    for point in by_peak:
-        if point.cost_ms >= best_ms:
+    within: list[Point] = []
+    chosen: Point | None = None
+    for point in sorted(points, key=lambda p: p.peak_bytes):
+        within.append(point)
+        if tie_ratio:
+            bound = min(p.cost_ms for p in within) * (1 + tie_ratio)
+            best = min((p for p in within if p.cost_ms <= bound), key=lambda p: preference(p.boundary, p.peak_bytes))
+        else:
+            best = point if chosen is None else min(chosen, point, key=_price)
+        if best is chosen:
             continue
-        best_ms = point.cost_ms
+        if found and found[-1].from_bytes == point.peak_bytes:
+            found.pop()
+        chosen = best
         row = Breakpoint(
             from_bytes=point.peak_bytes,
-            name=point.boundary.key,
-            boundary=point.boundary.to_fields(),
-            kind=point.kind,
-            replay_ms=point.replay_ms,
-            step_ms=point.step_ms,
+            name=best.boundary.key,
+            boundary=best.boundary.to_fields(),
+            kind=best.kind,
+            replay_ms=best.replay_ms,
+            step_ms=best.step_ms,
         )
-        # Two points of one peak are one breakpoint: the cheaper was sorted first.
         found.append(row)
     return tuple(found)
+
+
+def _price(point: Point) -> tuple[object, ...]:
+    return (point.cost_ms, *preference(point.boundary, point.peak_bytes))

@@ -8,6 +8,7 @@ from statistics import median
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
+from autotune.search.ties import preference
 from autotune.trial.gates import GateSettings, peaks_bytes
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict, judge
@@ -167,9 +168,4 @@ class Evidence:
         bound = min(cost.values()) * (1 + (TIE_RATIO if self.pricing is None else PRICED_TIE_RATIO))
         timed = any(self._verdicts[b].step_ms is not None for b in eligible)
         tied = [b for b in eligible if cost[b] <= bound] if timed else [b for b in eligible if cost[b] == min(cost.values())]
-
-        def rank(boundary: Boundary) -> tuple[bool, int, int, float, str]:
-            peak = self._verdicts[boundary].peak_bytes or 0
-            return (boundary.granularity == "full", len(boundary.modules), peak, cost[boundary], boundary.key)
-
-        return min(tied, key=rank)
+        return min(tied, key=lambda boundary: preference(boundary, self._verdicts[boundary].peak_bytes or 0))

@@ -11,6 +11,7 @@ from autotune.search.evidence import Evidence, launchable
 from autotune.search.fit import fit_probability
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
+from autotune.search.ties import preference
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
 
@@ -66,7 +67,7 @@ class PredictedSampler:
     def __init__(self, candidates: Sequence[Candidate], evidence: Evidence) -> None:
         limit = evidence.settings.limit_bytes
         known = [(c, c.prediction) for c in launchable(candidates) if c.prediction is not None]
-        known.sort(key=lambda pair: (pair[1].replay_ms, len(pair[0].boundary.modules), pair[1].peak_bytes, pair[0].order))
+        known.sort(key=lambda pair: (pair[1].replay_ms, *preference(pair[0].boundary, pair[1].peak_p95_bytes)))
         self._evidence = evidence
         self._fitting = next((c for c, prediction in known if prediction.peak_p95_bytes <= limit), None)
         self._maybe = [c.boundary for c, prediction in known if fit_probability(prediction, limit) >= 0.05]

@@ -20,6 +20,7 @@ from autotune.search.evidence import Evidence
 from autotune.search.exhaustive import ExhaustiveSampler, PredictedSampler
 from autotune.search.fit import fit_probability
 from autotune.search.planner import Planner
+from autotune.search.ties import preference
 from autotune.trial.record import Failure, RankRecord, TrialRecord
 
 SPACE = space(4)
@@ -197,11 +198,34 @@ def test_a_breakpoint_is_the_cheapest_within_every_limit(found: list[Point], lim
     within = [p for p in found if p.peak_bytes <= limit]
     last = [step for step in steps if step.from_bytes <= limit]
     assert bool(within) == bool(last)
+    assert [step.from_bytes for step in steps] == sorted({step.from_bytes for step in steps})
     if within:
-        cheapest = min(p.cost_ms for p in within)
-        assert any(
-            p.boundary.key == last[-1].name and p.cost_ms == cheapest and p.peak_bytes == last[-1].from_bytes for p in within
-        )
+        best = min(within, key=lambda p: (p.cost_ms, *preference(p.boundary, p.peak_bytes)))
+        assert last[-1].name == best.boundary.key
+
+
+@given(st.lists(st.sampled_from([c for c in SPACE if c.prediction]), unique_by=lambda c: c.boundary, min_size=1), st.data())
+def test_breakpoints_and_the_predicted_answer_agree_at_every_limit(some: list[Candidate], data: st.DataObject) -> None:
+    """Settings of one price are told apart by one rule: ``mlp`` beside a dearer label on another stage costs nothing more."""
+    level = [
+        replace(c, prediction=replace(c.prediction, replay_ms=round(c.prediction.replay_ms, -2))) for c in some if c.prediction
+    ]
+    steps = breakpoints(predicted_points(level))
+    limit = data.draw(st.sampled_from([step.from_bytes + off for step in steps for off in (-1, 0, 1)]))
+    asked = PredictedSampler(level, Evidence(level, settings(limit / GB))).ask()
+    expected = [step.name for step in steps if step.from_bytes <= limit][-1:]
+    assert [proposal.boundary.key for proposal in asked] == expected
+
+
+TIMED = [(("core_attn",), 60, 100.5), (("layernorm", "mlp"), 61, 100.0), (("moe_act",), 62, 98.0), (("moe",), 63, 98.5)]
+
+
+@given(st.permutations(TIMED))
+def test_recorded_breakpoints_know_ties(order: list[tuple[tuple[str, ...], int, float]]) -> None:
+    found = [
+        Point(boundary=Boundary.selective(labels), peak_bytes=peak, cost_ms=cost, kind="measured") for labels, peak, cost in order
+    ]
+    assert [step.name for step in breakpoints(found, tie_ratio=0.01)] == ["core_attn", "moe_act"]
 
 
 def test_breakpoints_of_one_kind_only() -> None:
