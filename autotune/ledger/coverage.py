@@ -18,11 +18,10 @@ _Rule = tuple[str, Callable[[Workload], bool], str]
 
 _RULES: tuple[_Rule, ...] = (
     ("features.peft", lambda w: w.features.peft is not None, "frozen weights and adapters are not counted"),
-    ("features.cpu_offloading", lambda w: w.features.cpu_offloading, "how much is on the host depends on the link's speed"),
     (
-        "features.fine_grained_activation_offloading",
-        lambda w: w.features.fine_grained_activation_offloading,
-        "how much is on the host depends on the link's speed",
+        "features.offload_modules",
+        lambda w: w.features.fine_grained_activation_offloading and "fused_group_mlp" in w.features.offload_modules,
+        "what the fused grouped MLP saves is not modelled",
     ),
     ("features.mlp_chunks_for_training", lambda w: w.features.mlp_chunks_for_training > 1, "chunked MLP is not modelled"),
     (
@@ -89,8 +88,6 @@ UNREAD: Mapping[str, str] = {
     "optimizer.data_parallel_sharding_strategy": "acts under FSDP only",
     "features.bias_dropout_fusion": "fused or not, dropout keeps one mask",
     "features.calculate_per_token_loss": "scales the loss by a count of tokens",
-    "features.cpu_offloading_num_layers": "acts with cpu_offloading only",
-    "features.offload_modules": "acts with fine_grained_activation_offloading only",
     "features.cuda_graph_warmup_steps": "when graphs are captured, not what they hold",
     "features.overlap_p2p_communication_warmup_flush": "when stage tensors are sent; how many are in flight has its own spread",
 }

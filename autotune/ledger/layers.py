@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.attention import attention_block
@@ -14,6 +14,7 @@ from autotune.ledger.mamba import mamba_block
 from autotune.ledger.mla import mla_block
 from autotune.ledger.mlp import mlp_block
 from autotune.ledger.moe import moe_block
+from autotune.ledger.offload import offloaded
 from autotune.ledger.ops import Layer, LayerCost, NodeCost
 from autotune.workload.architecture import LayerKind
 
@@ -93,7 +94,9 @@ class ChunkCost:
             add_terms(out, at.held)
             add_terms(out, {"transient": at.forward_peak - at.held_bytes})
         if self.retains:
-            add_terms(out, {"retained": sum(step.retained_bytes for step in self.steps[peak.step + 1 :])})
+            retained = sum(step.retained_bytes for step in self.steps[peak.step + 1 :])
+            arriving = passed_down(self.steps, peak.step, self.retains) if phase == "backward" else 0
+            add_terms(out, {"retained": retained - arriving})
         return out
 
 
@@ -178,10 +181,23 @@ class _Step:
     loss: bool
     nodes: NodeCost
     layer: bool
+    passed_down_bytes: int = 0
+    """The part of ``retained_bytes`` that is the gradient the step before it starts its backward with."""
+
+
+def passed_down(steps: Sequence[_Step], index: int, retains: bool) -> int:
+    """Of what the next step retains, what the backward of this one counts already as its gradient."""
+    return steps[index + 1].passed_down_bytes if retains and index + 1 < len(steps) else 0
 
 
 def chunk_cost(
-    layers: Sequence[BuiltLayer], boundary: Boundary, *, pooled: bool, retains: bool = True, input_share: int = 1
+    layers: Sequence[BuiltLayer],
+    boundary: Boundary,
+    *,
+    pooled: bool,
+    retains: bool = True,
+    input_share: int = 1,
+    offload: Offload | None = None,
 ) -> ChunkCost:
     """Cost of a chunk.
 
@@ -192,8 +208,11 @@ def chunk_cost(
         retains: Whether what a region keeps after its backward is seen while the chunk runs. A module attribute holds the
             graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
         input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
+        offload: What leaves the device between forward and backward.
     """
     steps = tuple(_steps(layers, boundary, pooled, input_share))
+    if offload is not None and boundary.granularity != "full":
+        steps = _without_offloaded(steps, layers, frozenset(boundary.modules), offload)
     retained = sum(step.retained_bytes for step in steps)
     forward, loss, backward = Peak(0, 0), None, Peak(0, 0)
     level, later = 0, retained if retains else 0
@@ -205,11 +224,55 @@ def chunk_cost(
             loss = Peak(ahead, index)
         elif not step.loss and ahead > forward.nbytes:
             forward = Peak(ahead, index)
-        back = level + later + step.backward_peak
+        back = level + later - passed_down(steps, index, retains) + step.backward_peak
         if back > backward.nbytes:
             backward = Peak(back, index)
         level += step.held_bytes
     return ChunkCost(steps, level, retained, retains, forward, loss, backward)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Activations that leave the device: groups of ``offload_modules``, or the first ``whole`` layers with all they keep."""
+
+    modules: frozenset[str]
+    whole: int
+    keeps_last: bool
+    """The chunk's backward follows its forward at once: its last layer stays (ChunkOffloadHandler.should_bulk_offload)."""
+    width: int
+
+
+def _without_offloaded(
+    steps: tuple[_Step, ...], layers: Sequence[BuiltLayer], labels: frozenset[str], offload: Offload
+) -> tuple[_Step, ...]:
+    """Steps that hold less; while a layer runs, forward or backward, all of it is on the device, and what comes back next."""
+    depth, count = 0, sum(step.layer for step in steps)
+    out: list[_Step] = []
+    coming = 0
+    for step, built in zip(steps, layers, strict=True):
+        depth += step.layer
+        if not step.layer or (offload.modules and offload.keeps_last and depth == count):
+            out.append(step)
+            continue
+        if offload.modules:
+            gone = offloaded(built.layer, labels, offload.modules, width=offload.width)
+        else:
+            gone = step.held if depth <= offload.whole else {}
+        held = {group: nbytes - gone.get(group, 0) for group, nbytes in step.held.items()}
+        terms = dict(step.backward_terms)
+        add_terms(terms, {"offload": coming})
+        out.append(
+            replace(
+                step,
+                held=held,
+                held_bytes=sum(held.values()),
+                backward_peak=step.backward_peak + coming,
+                backward_terms=terms,
+            )
+        )
+        # The group before is on its way back while this one is worked on (ChunkOffloadHandler.bulk_reload).
+        coming = max(gone.values(), default=0)
+    return tuple(out)
 
 
 def _steps(layers: Sequence[BuiltLayer], boundary: Boundary, pooled: bool, share: int) -> list[_Step]:
@@ -269,11 +332,14 @@ def _full(group: list[BuiltLayer], share: int) -> _Step:
             kept = before + cost.held_bytes
         before += cost.held_bytes
     # The first pass runs without gradients: a tensor dies with its last user.
-    forward = max(cost.bare_forward_peak for cost in costs)
+    forward = max(cost.bare_forward_peak + (entry.nbytes if index else 0) for index, cost in enumerate(costs))
     # The output of the replay lives until its backward ends.
     backward, transient = backward + entry.nbytes, transient + entry.nbytes
+    # The detached input and its gradient, which is what the layers before get.
     retained = 2 * entry.nbytes if any(built.kind is not None and built.kind.mlp == "moe" for built in group) else 0
     stored = entry.nbytes // share
     terms = {entry.group: stored, "replay_transient": kept - stored, "transient": transient}
     nodes = NodeCost(stored, max(forward, entry.nbytes), backward, backward)
-    return _Step({entry.group: stored}, stored, max(forward, entry.nbytes), backward, terms, retained, False, nodes, True)
+    forward = max(forward, entry.nbytes)
+    passed = min(retained, entry.nbytes)
+    return _Step({entry.group: stored}, stored, forward, backward, terms, retained, False, nodes, True, passed)

@@ -128,5 +128,6 @@ class Network:
             moments=when,
             tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),
             captures=any(built.graph is not None for chunk in chunks for built in chunk),
+            last=stage.index == pp - 1,
             first_backward_before_peak=microbatches * vpp > in_flight,
         )

@@ -55,6 +55,8 @@ class Op:
     wgrad_bytes: int = 0
     """What a delayed weight gradient keeps beside the saved input: the output's gradient and a gathered input."""
     work: Work = field(default_factory=Work)
+    names: tuple[str, ...] = ()
+    """Tensors that earlier operations save and that Python names still hold while this one runs forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,9 @@ class Region:
     inputs: tuple[Tensor, ...]
     outputs: tuple[str, ...] = ()
     """Names of the tensors it discards; only for regions of ``CheckpointWithoutOutput``."""
+    recompute_at: str = ""
+    """The operation whose backward brings discarded outputs back (``discard_output_and_register_recompute`` hooks its
+    output); empty: that of their last user."""
     inside: tuple[str, ...] = ()
     """Labels of the regions around it, outermost first."""
     retained_bytes: int = 0
@@ -173,6 +178,14 @@ class Layer:
             return True
         return any(region.label in labels and labels.isdisjoint(region.inside) for region in self._input_of.get(name, ()))
 
+    def keepers(self, name: str, labels: frozenset[str]) -> frozenset[str]:
+        """The operations that keep a held tensor: those that save it outside active regions, and those of a region it enters."""
+        found = {self.ops[index].name for index in self._savers.get(name, ()) if labels.isdisjoint(self.ops[index].regions)}
+        for region in self._input_of.get(name, ()):
+            if region.label in labels and labels.isdisjoint(region.inside):
+                found |= {op.name for op in self.region_ops(region.label)[:1]}
+        return frozenset(found)
+
     def cost(self, labels: frozenset[str]) -> LayerCost:
         """Evaluate a label set."""
         here = labels & self.labels
@@ -193,7 +206,7 @@ class Layer:
         pre_held = pre_peak = 0
         for index, op in enumerate(self.ops):
             level += arriving[index]
-            dying = sum(tensor.nbytes for tensor in op.saves if tensor.name not in held_names)
+            dying = sum(self.tensors[name].nbytes for name in self._used(op) - held_names)
             here = level + op.forward_bytes + dying
             forward_peak = max(forward_peak, here)
             if not op.name.startswith(REST):
@@ -207,13 +220,17 @@ class Layer:
         nodes = NodeCost(pre_held, max(pre_peak, pre_held), pre_backward, rest_backward)
         return LayerCost(held, level, max(forward_peak, level), backward_peak, terms, retained, self._bare_forward(), nodes)
 
+    @staticmethod
+    def _used(op: Op) -> set[str]:
+        return {*op.names, *(tensor.name for tensor in op.saves)}
+
     def _bare_forward(self) -> int:
         """The inputs of the layer's halves stay as residuals; everything else dies with the operation that saves it."""
         residuals: set[str] = set()
         best = 0
         for op in self.ops:
             residuals.update(tensor.name for tensor in op.saves if tensor.name.endswith(".x"))
-            alive = residuals | {tensor.name for tensor in op.saves}
+            alive = residuals | self._used(op)
             best = max(best, op.forward_bytes + sum(self.tensors[name].nbytes for name in alive))
         return best
 
@@ -229,6 +246,9 @@ class Layer:
     def _backward(self, labels: frozenset[str], held_names: set[str]) -> tuple[int, dict[str, int], int, int]:
         """The backward peak and its terms, then the peaks of both schedule nodes."""
         live = set(held_names)
+        recomputed = {
+            region.recompute_at: region.outputs for region in self.regions if region.recompute_at and region.label in labels
+        }
         outputs: dict[str, int] = {}  # of replays whose backward has not ended, by label
         restored: set[str] = set()
         replayed: set[str] = set()
@@ -253,9 +273,16 @@ class Layer:
                     replayed.add(label)
                     outputs[label] = self._checkpoints[label].replayed_bytes
                     inner = labels - {label} - set(self._checkpoints[label].inside)
+                    kept, peak, names = 0, 0, set(live)
                     for other in self.region_ops(label):
-                        replay_extra = max(replay_extra, other.forward_bytes)
-                        back += [tensor for tensor in other.saves if self._held_inside(tensor.name, label, inner)]
+                        new = [t for t in other.saves if t.name not in names and self._held_inside(t.name, label, inner)]
+                        names.update(tensor.name for tensor in new)
+                        back += new
+                        kept += sum(tensor.nbytes for tensor in new)
+                        dying = sum(self.tensors[name].nbytes for name in self._used(other) - names)
+                        peak = max(peak, kept + dying + other.forward_bytes)
+                    replay_extra = max(replay_extra, peak - kept)
+            back += [self.tensors[name] for name in recomputed.get(op.name, ())]
             back += op.saves
             for tensor in back:
                 if tensor.name not in live:

@@ -8,7 +8,8 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
-from autotune.ledger.layers import BuiltLayer, ChunkCost, Pair, Peak, add_terms, chunk_cost, pair_cost
+from autotune.ledger.layers import BuiltLayer, ChunkCost, Offload, Pair, Peak, add_terms, chunk_cost, pair_cost
+from autotune.ledger.offload import whole_layers
 from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
@@ -29,6 +30,8 @@ class StageModel:
     moments: tuple[Moment, ...]
     tensors: StageTensors
     captures: bool
+    last: bool
+    """Whether the pipeline ends here."""
     first_backward_before_peak: bool
     """Whether some backward of the first iteration precedes its fullest forward."""
 
@@ -147,14 +150,28 @@ class Timeline:
         for layers, signature in zip(stage.chunks, self._signatures[stage.index], strict=True):
             # Boundaries that differ only in labels without a site here cost the same here.
             acting = (boundary.method, boundary.num_layers) if full else modules & self._labels[id(layers)]
-            key = (signature, pooled, retains, acting)
+            offload = self._offload(last=layers is stage.chunks[-1] and stage.last)
+            key = (signature, pooled, retains, acting, offload)
             known = self._cache.get(key)
             if known is None:
                 known = self._cache[key] = chunk_cost(
-                    layers, boundary, pooled=pooled, retains=retains, input_share=self._input_share
+                    layers,
+                    boundary,
+                    pooled=pooled,
+                    retains=retains,
+                    input_share=self._input_share,
+                    offload=offload,
                 )
             out.append(known)
         return out
+
+    def _offload(self, *, last: bool) -> Offload | None:
+        features = self.ctx.workload.features
+        modules = frozenset(features.offload_modules) if features.fine_grained_activation_offloading else frozenset()
+        whole = whole_layers(self.ctx.workload)
+        if not modules and not whole:
+            return None
+        return Offload(modules=modules, whole=whole, keeps_last=last, width=self.ctx.sizes.width)
 
     def _iteration(self, stage: StageModel, boundary: Boundary, name: str) -> Iteration:
         alone = name != "first" and self._alone[stage.index]

@@ -64,8 +64,7 @@ def test_a_plain_model_is_covered() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"fine_grained_activation_offloading": True}, "features.fine_grained_activation_offloading"),
-        ({"cpu_offloading_num_layers": 2}, "features.cpu_offloading"),
+        ({"fine_grained_activation_offloading": True, "offload_modules": "fused_group_mlp"}, "features.offload_modules"),
         ({"optimizer": "soap"}, "optimizer.optimizer"),
         ({"use_torch_fsdp2": True}, "optimizer.use_torch_fsdp2"),
         ({"experimental_attention_variant": "dsa"}, "model.experimental_attention_variant"),

@@ -166,7 +166,7 @@ def test_discarded_outputs_leave_the_pool_too() -> None:
     }
     assert pools["moe"] == pools[""]
     # norm output and its statistics of the layer that waits; in the one that is captured the output is back
-    assert pools[""] - pools["layernorm"] in ((H + 4 * 128), 2 * (H + 4 * 128))
+    assert H + 4 * 128 <= pools[""] - pools["layernorm"] <= 2 * (H + 4 * 128)
 
 
 def test_nested_labels_move_the_backward_peak_and_are_not_dominated() -> None:
