@@ -52,14 +52,14 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
         *ctx.dropout_add(name),
     )
     regions = [
-        Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,)),
+        Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,), recompute_at=f"{name}.combine"),
         # token_dispatcher.probs was made inside the region and keeps its graph: the detached input and its gradient stay
         # alive from this backward to the next forward (token_dispatcher.py: self.probs, _comm_manager.token_probs).
-        Region(label="moe", inputs=(norm_out,), retained_bytes=2 * s.hidden_bytes),
+        Region(label="moe", inputs=(norm_out,), retained_bytes=2 * s.hidden_bytes, replayed_bytes=s.hidden_bytes),
         moe_act,
     ]
     if shared_ops and not ctx.workload.model.moe_shared_expert_overlap:
-        regions.append(Region(label="shared_experts", inputs=(norm_out,), inside=("moe",)))
+        regions.append(Region(label="shared_experts", inputs=(norm_out,), inside=("moe",), replayed_bytes=s.hidden_bytes))
     return Block(
         ops=ops, regions=tuple(regions), params=(ctx.norm_params(f"{name}.norm", s.hidden), *_params(ctx, name), *shared_params)
     )
@@ -137,7 +137,8 @@ def _dispatch(ctx: Context, name: str) -> Op:
 
 def _combine(ctx: Context, name: str) -> Op:
     """Combine holds the permuted tokens and the received ones beside the expert output and the sent-back copy, because
-    ``custom_forward`` keeps its local names: (3 + [local experts > 1]) 2 T h + H (token_dispatcher.py:combine_preprocess)."""
+    ``custom_forward`` keeps its local names: (3 + [local experts > 1]) 2 T h + H (token_dispatcher.py:combine_preprocess).
+    Where one rank holds all experts nothing is sent: the received tokens are the permuted ones."""
     s, model = ctx.sizes, ctx.workload.model
     routed = s.width * s.routed_tokens * s.moe_width
     flex = model.moe_token_dispatcher_type == "flex"
@@ -148,7 +149,7 @@ def _combine(ctx: Context, name: str) -> Op:
     elif model.moe_token_dispatcher_type == "allgather":
         forward = 2 * routed + ep * ctx.workload.parallel.etp * s.hidden_bytes
     else:
-        forward = (3 + (s.local_experts > 1)) * routed
+        forward = (1 + 2 * _is_sent(ctx) + (1 + (not _is_sent(ctx))) * (s.local_experts > 1)) * routed
     saves: tuple[Tensor, ...] = ()
     if ctx.workload.train.deterministic_mode and not model.moe_permute_fusion and ctx.stack.mcore >= (0, 15):
         # moe_utils.py:unpermute uses index_add_ in deterministic mode from Megatron Core 0.15 on (56818f9e50); its backward
@@ -167,9 +168,15 @@ def _combine(ctx: Context, name: str) -> Op:
         saves=saves,
         regions=("moe",),
         forward_bytes=forward + s.hidden_bytes,
+        names=(f"{name}.norm_out", f"{name}.dispatched"),
         backward_bytes=2 * routed + s.hidden_bytes,
         work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=15),
     )
+
+
+def _is_sent(ctx: Context) -> bool:
+    """Whether tokens go to other ranks."""
+    return ctx.workload.parallel.expert_model_parallel_size * ctx.workload.parallel.etp > 1
 
 
 def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
@@ -192,13 +199,18 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
     half = kept("expert_act_parts", extra, "2 T fe")
     grouped = model.moe_grouped_gemm
     calls = 1 if grouped else s.local_experts
+    # Beside the dispatched tokens: the permuted and, where they are sorted by expert, the received ones; what the shared
+    # experts gave waits until the end.
+    waiting = (_is_sent(ctx) + (s.local_experts > 1)) * routed
+    if s.shared_ffn and not model.moe_shared_expert_overlap:
+        waiting += s.hidden_bytes
     act_regions = ("moe", "moe_act") if grouped else ("moe",)
     ops = (
         Op(
             name=f"{name}.expert_fc1",
             saves=(dispatched,),
             regions=("moe",),
-            forward_bytes=routed,
+            forward_bytes=waiting + fc1_out.nbytes,
             backward_bytes=fc1_out.nbytes + routed,
             wgrad_bytes=fc1_out.nbytes,
             work=Work(flop=2.0 * t * s.moe_width * s.gate * ffn, modules=calls, small_ops=4 * calls),
@@ -207,7 +219,8 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             name=f"{name}.expert_act",
             saves=(fc1_out, probs, half),
             regions=act_regions,
-            forward_bytes=2 * routed,
+            forward_bytes=waiting + w * t * ffn,
+            names=(f"{name}.norm_out", dispatched.name),
             backward_bytes=fc1_out.nbytes + w * t * ffn,
             work=Work(moved_bytes=float(fc1_out.nbytes + w * t * ffn), small_ops=2 * calls),
         ),
@@ -215,7 +228,8 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             name=f"{name}.expert_fc2",
             saves=(act_out,),
             regions=("moe",),
-            forward_bytes=3 * routed,
+            forward_bytes=waiting + routed,
+            names=(f"{name}.norm_out", dispatched.name, fc1_out.name),
             backward_bytes=routed + w * t * ffn,
             wgrad_bytes=routed,
             work=Work(flop=2.0 * t * ffn * s.moe_width, modules=calls, small_ops=4 * calls),
@@ -254,7 +268,7 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
             name=f"{name}.shared_fc1",
             saves=(source,),
             regions=regions,
-            forward_bytes=gathered,
+            forward_bytes=gathered + fc1_out.nbytes,
             backward_bytes=fc1_out.nbytes + s.gathered_bytes + gathered,
             wgrad_bytes=fc1_out.nbytes + gathered,
             work=Work(flop=2.0 * n * s.hidden * s.gate * ffn, tp_bytes=float(gathered), modules=1),
@@ -263,6 +277,7 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
             name=f"{name}.shared_act",
             saves=(fc1_out, parts),
             regions=regions,
+            forward_bytes=w * n * ffn,
             backward_bytes=fc1_out.nbytes + w * n * ffn,
             work=Work(moved_bytes=float(fc1_out.nbytes + w * n * ffn), small_ops=2),
         ),
