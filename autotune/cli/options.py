@@ -75,6 +75,13 @@ def request_options(command: F) -> F:
             "--max-trials", type=click.IntRange(min=1), metavar="N", help="Stop after N trials (exit status 4 if still open)."
         ),
         click.option(
+            "--max-gpu-hours",
+            type=click.FloatRange(min=0.0, min_open=True),
+            metavar="H",
+            help="Begin no trial after H GPU-hours of trials (exit status 4 if still open).",
+        ),
+        click.option("--prove", is_flag=True, help="Go on until every immediate neighbour of the answer was launched."),
+        click.option(
             "--steady-steps",
             type=click.IntRange(min=1),
             default=3,

@@ -21,6 +21,8 @@ class Request:
         evidence: ``FILE[:TABLE]`` of recorded trials.
         space: A search space of the user's own.
         out: Run directory; None is ``runs/<recipe>-<time>``.
+        max_gpu_hours: No trial is begun after so many GPU-hours of trials.
+        prove: Go on until every immediate neighbour of the answer was launched.
         max_slowdown: Largest replay cost as a share of the reference's step.
     """
 
@@ -33,6 +35,8 @@ class Request:
     space: Path | None = None
     sampler: Sampler = "planner"
     max_trials: int | None = None
+    max_gpu_hours: float | None = None
+    prove: bool = False
     steady_steps: int = 3
     max_slowdown: float | None = None
     out: Path | None = None

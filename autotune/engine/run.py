@@ -113,6 +113,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
             world_size=prepared.workload.parallel.world_size,
             on_event=on_event,
             max_trials=request.max_trials,
+            max_gpu_hours=request.max_gpu_hours,
             survey=plan,
         )
         try:
@@ -191,6 +192,7 @@ def make_sampler(
             exhaust=exhaust,
             jitter=EXPERT_JITTER if prepared.workload.model.num_moe_experts else JITTER,
             survey=survey,
+            prove=request.prove,
         )
     from autotune.search.optuna_samplers import OptunaSampler
 

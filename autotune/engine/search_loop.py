@@ -51,6 +51,8 @@ class SearchLoop:
     world_size: int
     on_event: OnEvent
     max_trials: int | None = None
+    max_gpu_hours: float | None = None
+    """Of all trials together, by their wall time and the world size; no trial is begun after it."""
     survey: SurveyPlan | None = None
     """What a proposed survey is to do; None where the sampler proposes none."""
     stop: Stop | None = None
@@ -109,9 +111,9 @@ class SearchLoop:
             stop = self.sampler.done()
             if stop is not None and not self._pending:
                 self.stop = stop
-            elif self.max_trials is not None and len(self.evidence.records) + len(self._pending) >= self.max_trials:
+            elif (spent := self._spent()) is not None:
                 if not self._pending:
-                    self.stop = self._out_of_budget(self.max_trials)
+                    self.stop = self._out_of_budget(spent)
                 return self.stop or Stop(outcome="open", text="the budget is given out")
             elif stop is not None:
                 return stop
@@ -185,10 +187,24 @@ class SearchLoop:
             return record
         return replace(record, details={**record.details, "comparison": to_builtins(compare(record, other))})
 
-    def _out_of_budget(self, max_trials: int) -> Stop:
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of the trials that ended."""
+        return sum(float(r.details.get("wall_s", 0.0)) * r.world_size for r in self.evidence.records) / 3600
+
+    def _spent(self) -> str | None:
+        """Which budget is spent, by its option."""
+        begun = len(self.evidence.records) + len(self._pending)
+        if self.max_trials is not None and begun >= self.max_trials:
+            return f"--max-trials {self.max_trials}"
+        if self.max_gpu_hours is not None and self.gpu_hours >= self.max_gpu_hours:
+            return f"--max-gpu-hours {self.max_gpu_hours:g} ({self.gpu_hours:.2f} used)"
+        return None
+
+    def _out_of_budget(self, spent: str) -> Stop:
         left = tuple(proposal.boundary for proposal in self.sampler.ask(8))
         best = self.evidence.best()
-        text = f"stopped after --max-trials {max_trials}"
+        text = f"stopped after {spent}"
         return Stop(outcome="open" if best is None else "answer", text=text, open_boundaries=left)
 
 

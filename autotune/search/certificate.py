@@ -10,7 +10,7 @@ from autotune.search.candidate import Candidate
 from autotune.search.evidence import Evidence
 from autotune.search.fit import fit_probability
 from autotune.search.outcome import AtRisk, Basis, CertificateRow
-from autotune.trial.verdict import Verdict
+from autotune.trial.verdict import Verdict, judge
 from autotune.units import format_gb
 
 _RULED: dict[str, Basis] = {
@@ -52,6 +52,10 @@ def certificate(
             reason = candidate.reason or candidate.status.replace("_", " ")
             rows.append(_row(candidate, _RULED[candidate.status], "; ".join(filter(None, (reason, remark(boundary))))))
         elif answer is None or evidence.cost_ms(boundary) < answer_cost:
+            switched = _switched(candidate, evidence)
+            if switched is not None:
+                rows.append(switched)
+                continue
             rows.append(_untried(candidate, evidence, answer, why_open(boundary), posterior(boundary)))
     return tuple(rows)
 
@@ -110,6 +114,9 @@ def _tried(candidate: Candidate, verdict: Verdict, evidence: Evidence, answer: B
         return _row(candidate, basis, f"slower than --max-slowdown allows ({verdict.step_ms:.2f} ms a step)", verdict)
     if answer is None:
         return _row(candidate, basis, verdict.reason, verdict)
+    doubt = evidence.doubted(candidate.boundary)
+    if doubt is not None:
+        return _row(candidate, basis, doubt, verdict)
     ours, theirs = evidence.cost_ms(answer), evidence.cost_ms(candidate.boundary)
     if verdict.kind != "predicted" and verdict.step_ms is None:
         return _row(candidate, basis, f"completed, but without a step time to rank it by: {verdict.reason}", verdict)
@@ -118,6 +125,15 @@ def _tried(candidate: Candidate, verdict: Verdict, evidence: Evidence, answer: B
     return _row(
         candidate, basis, f"a tie in time ({theirs:.2f} ms against {ours:.2f} ms) with more labels or a higher peak", verdict
     )
+
+
+def _switched(candidate: Candidate, evidence: Evidence) -> CertificateRow | None:
+    """What a survey launch showed of a cheaper setting that was not launched alone: over the limit, or no verdict."""
+    records = evidence.switched.get(candidate.boundary, [])
+    verdict = judge(records, evidence.settings) if records else None
+    if verdict is None or verdict.failure is None:
+        return None
+    return _row(candidate, "switched", f"in the survey launch: {verdict.reason}", verdict)
 
 
 def _untried(

@@ -10,6 +10,7 @@ from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem, widest_selective
 from autotune.search.evidence import Evidence, launchable
+from autotune.search.neighbours import neighbours
 from autotune.search.posterior import FailureSeen, PeakSeen, Posterior, PriorSpread, StepSeen
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
@@ -79,6 +80,7 @@ class Planner:
             their own steps alone; otherwise by prices that predictions and all steps together give.
         jitter: Relative scatter of the peak of one boundary between launches (0.6 % with free routing of experts).
         survey: Begin with a region survey; its result comes through ``tell_survey``.
+        prove: Go on until every immediate neighbour of the answer was launched.
     """
 
     def __init__(
@@ -94,13 +96,14 @@ class Planner:
         exhaust: bool = False,
         jitter: float = JITTER,
         survey: bool = False,
+        prove: bool = False,
     ) -> None:
         self._space = tuple(candidates)
         self._candidates = launchable(candidates)
         self._evidence = evidence
         self._lacks = lacks
         self._given_rule, self._rule = rule, rule or StopRule()
-        self._exhaust = exhaust
+        self._exhaust, self._prove = exhaust, prove
         self._seed, self._draws, self._jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
         self._bases = [b for b in self._survey_bases() if lacks(b, 0) is None] if survey else []
@@ -131,7 +134,7 @@ class Planner:
         urgent = [r for r in repeats if r.repeat_reason != "near_limit"][:count]
         proposals = urgent + (self._ranked()[: count - len(urgent)] if len(urgent) < count else [])
         if not proposals and not self._pending:
-            proposals = [*self._noise_pair(), *repeats][:count]
+            proposals = [*self._noise_pair(), *repeats, *self._unproven()][:count]
         self._pending.update(proposal.boundary for proposal in proposals)
         return proposals
 
@@ -189,13 +192,16 @@ class Planner:
             return Stop(outcome="none", text=NOT_ACTIVATIONS)
         if self._pending or self._bases or any(self._repeats()) or self._ranked() or self._noise_pair():
             return None
+        if self._unproven():
+            return None
         untried = [c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0]
         best = self._evidence.best()
         if best is not None:
             cannot = tuple(
                 b for b in untried if self._lacks(b, 0) is not None and self._evidence.cost_ms(b) < self._evidence.cost_ms(best)
             )
-            return Stop(outcome="answer", text="no other candidate is worth a launch", open_boundaries=cannot)
+            text = "every neighbour of it was launched" if self._prove else "no other candidate is worth a launch"
+            return Stop(outcome="answer", text=text, open_boundaries=cannot)
         cannot = tuple(b for b in untried if self._lacks(b, 0) is not None)
         if cannot:
             return Stop(outcome="open", text="no candidate that was run passes", open_boundaries=cannot)
@@ -371,6 +377,16 @@ class Planner:
                     why = f"its step is to be told from that of {other.key}"
                     return [Proposal(boundary=boundary, why=why, repeat_reason="noise_pair")]
         return []
+
+    def _unproven(self) -> list[Proposal]:
+        """Under ``prove``: neighbours of the best that were not launched yet."""
+        best = self._evidence.best()
+        if not self._prove or best is None:
+            return []
+        fresh = {c.boundary for c in self._fresh()}
+        why = f"a neighbour of {best.key}, to be measured"
+        near = [b for b in neighbours(self._candidates, best) if b in fresh]
+        return [Proposal(boundary=b, why=why, fit_probability=self.fit(b)) for b in near]
 
     def _price(self, boundary: Boundary) -> float:
         if self.posterior is not None and self.posterior.knows(boundary):
