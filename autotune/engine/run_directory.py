@@ -32,15 +32,15 @@ class RunDirectory:
         self.path = path
         self._lock: IO[bytes] | None = None
         existing = path / "request.json"
-        if path.exists() and not path.is_dir():
-            raise RequestError("--out", str(path), "is a file", "name a directory that does not exist yet")
-        if existing.exists():
-            _compare(path, load_json(existing, dict), identity, resume)
-        elif path.is_dir() and any(not _left_by_a_kill(entry) for entry in path.iterdir()):
-            raise RequestError(
-                "--out", str(path), "holds files but no run", "name a directory that is empty or does not exist yet"
-            )
         try:
+            if path.exists() and not path.is_dir():
+                raise RequestError("--out", str(path), "is a file", "name a directory that does not exist yet")
+            if existing.exists():
+                _compare(path, load_json(existing, dict), identity, resume)
+            elif path.is_dir() and any(not _left_by_a_kill(entry) for entry in path.iterdir()):
+                raise RequestError(
+                    "--out", str(path), "holds files but no run", "name a directory that is empty or does not exist yet"
+                )
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

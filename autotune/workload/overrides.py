@@ -56,7 +56,19 @@ def apply(workload: Workload, overrides: Sequence[str]) -> Workload:
     try:
         return from_builtins(record, Workload, setting="override")
     except RequestError as error:
-        raise RequestError("override", " ".join(overrides), error.rule, "give a value of that type") from None
+        raise _misfit(workload, parsed, error) from None
+
+
+def _misfit(workload: Workload, parsed: Sequence[Override], error: RequestError) -> RequestError:
+    """The error of the first override whose value does not fit its field."""
+    record: Record = to_builtins(workload)
+    for override in parsed:
+        _apply_one(record, override, bridge=of_bridge(workload))
+        try:
+            from_builtins(record, Workload, setting="override")
+        except RequestError as own:
+            return RequestError(override.path, override.value, own.rule.partition(" - at ")[0], "give a value of that type")
+    return error
 
 
 def of_bridge(workload: Workload) -> bool:

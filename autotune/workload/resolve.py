@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from typing import Any
 
 from autotune.errors import RequestError
@@ -76,6 +78,7 @@ def _live(reference: str, overrides: Sequence[str], *, name: str | None = None) 
                 "--recipe", reference, "needs megatron-bridge, which is not installed here", "install megatron-autotune[bridge]"
             )
         raise _unknown(reference)
+    _refuse_absent_module(reference)
     parsed = [parse_override(text) for text in overrides]
     refuse_overwritten(parsed)
     launcher = [override for override in parsed if override.path in LAUNCHER_PATHS]
@@ -89,6 +92,15 @@ def _live(reference: str, overrides: Sequence[str], *, name: str | None = None) 
     rest = [o.text for o in launcher if o.path not in ("world_size", "hardware.gpu")]
     given = replace(workload.source, overrides=tuple(overrides))
     return replace(apply(workload, rest), source=given)
+
+
+def _refuse_absent_module(reference: str) -> None:
+    """Answer at once where the package of ``module:function`` does not exist: loading Bridge takes many seconds."""
+    module, colon, _ = reference.partition(":")
+    package = module.partition(".")[0]
+    # The loader's process sees the working folder first, as ``python -m`` does.
+    if colon and package not in sys.builtin_module_names and PathFinder.find_spec(package, ["", *sys.path]) is None:
+        raise RequestError("--recipe", reference, f"no module {package!r} here", "install it, or go to the folder that holds it")
 
 
 def _last(overrides: Sequence[Override], path: str) -> Any:

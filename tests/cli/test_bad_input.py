@@ -111,6 +111,13 @@ def test_out_that_cannot_be_written(invoke: Invoke) -> None:
     assert invoke(*RUN, "--out", "/proc/run") == (2, "", expected)
 
 
+def test_out_whose_name_is_too_long(invoke: Invoke, tmp_path: Path) -> None:
+    name = "a" * 300
+    expected = f"autotune: --out='{name}': cannot be written (File name too long); name a directory that you can write\n"
+    assert invoke(*RUN, "--out", name) == (2, "", expected)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_out_that_holds_another_recipes_run(invoke: Invoke, tmp_path: Path) -> None:
     assert invoke(*RUN, "--out", "run", "--quiet")[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}

@@ -104,7 +104,7 @@ def test_known_field_without_a_home_is_kept_by_name_unless_neutral() -> None:
         ),
         (
             "model.hidden_size=big",
-            "override='model.hidden_size=big': Expected `int`, got `str` - at `$.model.hidden_size`; give a value of that type",
+            "model.hidden_size='big': Expected `int`, got `str`; give a value of that type",
         ),
         ("hidden_size", "override='hidden_size': is no override; write key.path=value, for example train.global_batch_size=16"),
         ("~model.fp8", "override='~model.fp8': a field cannot be deleted; set it to null: key.path=null"),
@@ -181,3 +181,10 @@ def test_later_override_wins_and_order_of_others_does_not_matter(batch: int, mic
     a, b, c = f"train.global_batch_size={batch}", f"train.micro_batch_size={micro}", f"optimizer.exp_avg_dtype={dtype}"
     one, two = apply(start, [a, b, c]), apply(start, [c, "train.global_batch_size=7", b, a])
     assert one.digest == two.digest
+
+
+def test_a_value_that_does_not_fit_is_named_alone() -> None:
+    """Not with the overrides beside it, the catalog's own among them."""
+    with pytest.raises(RequestError) as caught:
+        apply(load("nemotron3nano"), ["train.global_batch_size=16", "model.num_layers=abc", "train.micro_batch_size=1"])
+    assert str(caught.value) == "model.num_layers='abc': Expected `int`, got `str`; give a value of that type"

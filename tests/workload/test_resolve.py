@@ -76,3 +76,13 @@ def test_what_bridge_would_overwrite_is_refused_live_too(monkeypatch: pytest.Mon
     at_bridge(monkeypatch, "9.9.9")
     with pytest.raises(RequestError, match=r"write mixed_precision\.fp8_recipe=delayed"):
         resolve.resolve_workload("llama3_8b", overrides=["optimizer.fp8_recipe=delayed"])
+
+
+def test_absent_module_is_refused_before_bridge_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_bridge(monkeypatch, "9.9.9")
+    monkeypatch.setattr(resolve, "load_live", lambda *_, **__: pytest.fail("Bridge was loaded"))
+    with pytest.raises(RequestError) as caught:
+        resolve.resolve_workload("no_such_module.recipes:tuned")
+    assert str(caught.value) == (
+        "--recipe='no_such_module.recipes:tuned': no module 'no_such_module' here; install it, or go to the folder that holds it"
+    )
