@@ -13,7 +13,9 @@ Home = tuple[str, str]
 _NOT_OF_BRIDGE: Mapping[str, frozenset[str]] = {
     "parallel": frozenset({"world_size", "num_distributed_optimizer_instances"}),
     "model": frozenset({"max_position_embeddings"}),
-    "features": frozenset({"peft", "mlp_chunks_for_training", "overlap_p2p_communication_warmup_flush"}),
+    "features": frozenset(
+        {"peft", "peft_dim", "peft_target_modules", "mlp_chunks_for_training", "overlap_p2p_communication_warmup_flush"}
+    ),
     "precision": frozenset({"grad_dtype"}),
 }
 _MODEL_SECTIONS = {"model": Model, "parallel": Parallel, "precision": Precision, "features": Features}
@@ -34,6 +36,7 @@ def _homes() -> dict[str, Home]:
                 homes[f"model.{field.name}"] = (section, field.name)
     homes["model.mlp_chunks_for_training"] = ("features", "mlp_chunks_for_training")
     homes["model.overlap_p2p_comm_warmup_flush"] = ("features", "overlap_p2p_communication_warmup_flush")
+    homes |= {f"peft.{name}": ("features", f"peft_{name}") for name in ("dim", "target_modules")}
     homes["model.cuda_graph_scope"] = ("features", "cuda_graph_modules")  # its name before Megatron Core 0.19
     homes |= {f"mixed_precision.{name}": ("precision", name) for name in _PRECISION_BY_MIXED}
     homes["mixed_precision.fp8_param_gather"] = ("precision", "fp8_param")

@@ -233,6 +233,9 @@ class Features:
     mlp_chunks_for_training: int = 1
     distribute_saved_activations: bool = False
     peft: str | None = None
+    """Parameter-efficient method (Bridge's class, in small letters): the model's own weights are frozen."""
+    peft_dim: int = 32
+    peft_target_modules: tuple[str, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
