@@ -23,6 +23,8 @@ class Param:
     """Weight of a GEMM whose gradient is accumulated inside it (gradient accumulation fusion)."""
     quantized: bool = True
     """Whether FP8, where it is on, stores it in one byte; not in layers that stay in BF16."""
+    frozen: bool = False
+    """Whether it has neither gradient nor optimizer state (adapters train beside it)."""
     matrix: bool = True
     """Whether Muon takes it (matrices of layers; never embedding, head, router or vectors)."""
 

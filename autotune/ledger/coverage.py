@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from autotune.ledger.peft import ADAPTER_TARGETS
 from autotune.ledger.prediction import Coverage
 from autotune.workload.neutral import NEUTRAL
 from autotune.workload.neutral_args import NEUTRAL_ARGS
@@ -17,7 +18,17 @@ _LAYERS = set("M*-EG+|/")  # Mamba, attention, MLP, MoE, GDN, MLA; not DSA, whos
 _Rule = tuple[str, Callable[[Workload], bool], str]
 
 _RULES: tuple[_Rule, ...] = (
-    ("features.peft", lambda w: w.features.peft is not None, "frozen weights and adapters are not counted"),
+    ("features.peft", lambda w: w.features.peft not in (None, "lora"), "only LoRA's adapters are modelled"),
+    (
+        "features.peft_target_modules",
+        lambda w: w.features.peft is not None and not set(w.features.peft_target_modules) <= ADAPTER_TARGETS,
+        f"only {', '.join(sorted(ADAPTER_TARGETS))} are modelled",
+    ),
+    (
+        "precision.fp8",
+        lambda w: w.features.peft is not None and w.precision.fp8 is not None,
+        "what frozen FP8 layers keep is not modelled",
+    ),
     (
         "features.offload_modules",
         lambda w: w.features.fine_grained_activation_offloading and "fused_group_mlp" in w.features.offload_modules,

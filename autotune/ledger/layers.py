@@ -15,7 +15,8 @@ from autotune.ledger.mla import mla_block
 from autotune.ledger.mlp import mlp_block
 from autotune.ledger.moe import moe_block
 from autotune.ledger.offload import offloaded
-from autotune.ledger.ops import Layer, LayerCost, NodeCost
+from autotune.ledger.ops import Layer, LayerCost, NodeCost, Op
+from autotune.ledger.peft import frozen_with_adapters, with_adapters
 from autotune.workload.architecture import LayerKind
 
 _MIXERS = {"attention": attention_block, "mla": mla_block, "dsa": mla_block, "gdn": gdn_block, "mamba": mamba_block}
@@ -43,13 +44,16 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
     if kind.mlp != "none":
         blocks.append(moe_block(ctx) if kind.mlp == "moe" else mlp_block(ctx))
     name = f"{kind.mixer}+{kind.mlp}"
-    ops = [op for block in blocks for op in block.ops]
+    ops: Sequence[Op] = [op for block in blocks for op in block.ops]
+    params: Sequence[Param] = [param for block in blocks for param in block.params]
+    if ctx.workload.features.peft:
+        ops, params = with_adapters(ctx, ops), frozen_with_adapters(ctx, params)
     regions = [region for block in blocks for region in block.regions]
     residual = ctx.sizes.hidden_bytes
     return BuiltLayer(
         kind,
         Layer(name, ops, regions, residual_bytes=residual, delays_wgrad=ctx.workload.features.delay_wgrad_compute),
-        tuple(param for block in blocks for param in block.params),
+        tuple(params),
         graph=captured_part(ctx, kind, name, ops, regions, residual_bytes=residual),
     )
 

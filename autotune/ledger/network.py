@@ -9,6 +9,7 @@ from autotune.ledger.block import Context, Param
 from autotune.ledger.head import cross_entropy_ops, embedding_ops, embedding_params, head_ops, head_params, mtp_ops, mtp_params
 from autotune.ledger.layers import BuiltLayer, build_layer
 from autotune.ledger.ops import Layer
+from autotune.ledger.peft import frozen_with_adapters, with_adapters
 from autotune.ledger.schedule import moments, stage_tensors
 from autotune.ledger.static import static_bytes
 from autotune.ledger.timeline import StageModel
@@ -59,12 +60,18 @@ class Network:
 
     @cached_property
     def _embedding(self) -> BuiltLayer:
-        return BuiltLayer(None, Layer("embedding", embedding_ops(self.ctx)), embedding_params(self.ctx))
+        return self._frozen(BuiltLayer(None, Layer("embedding", embedding_ops(self.ctx)), embedding_params(self.ctx)))
 
     def _head(self, *, tied_here: bool) -> BuiltLayer:
-        return BuiltLayer(
-            None, Layer("head", head_ops(self.ctx)), head_params(self.ctx, shares_with_embedding=tied_here), loss=True
-        )
+        ops, params = head_ops(self.ctx), head_params(self.ctx, shares_with_embedding=tied_here)
+        return self._frozen(BuiltLayer(None, Layer("head", ops), params, loss=True))
+
+    def _frozen(self, built: BuiltLayer) -> BuiltLayer:
+        """Embedding and head, which have no weight gradient where adapters train beside frozen weights."""
+        if not self.ctx.workload.features.peft:
+            return built
+        ops = [replace(op, backward_bytes=0) if op.name == "embedding" else op for op in with_adapters(self.ctx, built.layer.ops)]
+        return replace(built, layer=Layer(built.layer.name, ops), params=frozen_with_adapters(self.ctx, built.params))
 
     def _mtp(self, depth: int) -> list[BuiltLayer]:
         """One multi-token prediction depth: what goes before its layers, the layers, its output layer and cross entropy.

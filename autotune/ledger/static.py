@@ -79,7 +79,8 @@ def static_bytes(
     dense_shards, expert_shards = shard_sizes(workload)
     always: dict[str, int] = {"weights": _weight_bytes(ctx, params)}
     grad_width = DTYPE_BYTES[precision.grad_dtype]
-    always["gradients"] = grad_width * total
+    trained = tuple(p for p in params if not p.frozen)
+    always["gradients"] = grad_width * sum(p.numel for p in trained)
     after_step: dict[str, int] = {}
     in_step: dict[str, int] = {}
 
@@ -93,7 +94,7 @@ def static_bytes(
         grad_copy=4 if low_precision and grad_width < 4 and not effective else 0,
     )
     master = moments = copies = 0
-    for param in params:
+    for param in trained:
         shards = expert_shards if param.expert else dense_shards
         master += _state_bytes(ctx, param, shards, widths.master)
         if optimizer.optimizer in ("muon", "dist_muon") and param.matrix:
@@ -124,7 +125,7 @@ def static_bytes(
     in_schedule: dict[str, int] = {}
     if in_flight_deferred:
         in_schedule["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
-    dummies = _dummy_wgrad_bytes(ctx, params, tied_head=has_head and tied_copy)
+    dummies = _dummy_wgrad_bytes(ctx, trained, tied_head=has_head and tied_copy and not ctx.workload.features.peft)
     return StaticBytes(
         always=always,
         in_schedule=in_schedule,
