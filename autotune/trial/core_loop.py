@@ -142,6 +142,8 @@ def transformer_config(spec: TrialSpec) -> Any:
 
     kind = MLATransformerConfig if spec.workload.model.multi_latent_attention else TransformerConfig
     arguments = model_arguments(spec.workload, spec.boundary, field_names(kind))
+    # As Megatron-LM and Bridge train: what was sent to the next stage keeps its graph, not its data.
+    arguments.setdefault("deallocate_pipeline_outputs", True)
     if spec.workload.model.hybrid_layer_pattern is not None:
         arguments["is_hybrid_model"] = True
     return kind(**{name: value for name, value in arguments.items() if name in field_names(kind)})

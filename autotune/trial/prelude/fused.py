@@ -3,7 +3,8 @@
 Megatron decorates its element-wise functions (SwiGLU and its gradient, scaled softmax, fused cross entropy) with
 ``jit_fuser``, which is ``torch.compile``. On a CPU they run eager; without this, their intermediate results would count as
 device memory that no GPU ever allocates. Where autograd has to look inside, a function runs as it is: what a compiled
-graph would keep for backward is the compiler's choice.
+graph would keep for backward is the compiler's choice. The same holds for matrix products: those of a CPU repack 16-bit
+operands, those of cuBLAS have a workspace of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autotune.trial.prelude.allocator import Counter
 
 
 def install(counter: Counter) -> None:
-    """Replace ``torch.compile``, before Megatron is imported."""
+    """Replace ``torch.compile`` and the matrix products, before Megatron is imported."""
 
     def compile(model: Any = None, **_: Any) -> Any:
         if model is None:
@@ -29,6 +30,9 @@ def install(counter: Counter) -> None:
         return _one_kernel(model, counter)
 
     torch.compile = compile
+    for name in ("matmul", "mm", "bmm", "addmm", "baddbmm"):
+        for owner in (torch, Tensor):
+            setattr(owner, name, _one_kernel(getattr(owner, name), counter))
 
 
 def _one_kernel(function: Callable[..., Any], counter: Counter) -> Callable[..., Any]:
