@@ -47,11 +47,13 @@ class Scale:
 class Memory:
     """Peak memory against time of every setting.
 
-    ``timed`` says what the time is: a step where trials timed steps, else the predicted replay.
+    ``timed`` says what the time is: a step where trials timed steps, else the predicted replay. ``front`` is that of the
+    trials where any was timed, ``predicted_front`` that of the predictions, with its ``replay_ms``.
     """
 
     rows: tuple[Mapping[str, Any], ...]
     front: tuple[Mapping[str, Any], ...]
+    predicted_front: tuple[Mapping[str, Any], ...]
     timed: bool
     front_series: str
 
@@ -70,7 +72,7 @@ def memory(view: RunView, scale: Scale) -> Memory:
         rows.append(
             _row(row.boundary, "chosen" if answer else "predicted", row.peak_bytes, scale, (base_ms or 0.0) + row.replay_ms)
             | _bounds(row, scale)
-            | {"time": f"replay {milliseconds(row.replay_ms, signed=True)}, predicted"}
+            | {"replay_ms": round(row.replay_ms, 3), "time": f"replay {milliseconds(row.replay_ms, signed=True)}, predicted"}
         )
     for trial in trials:
         placed = _trial_row(trial, plan.get(trial.boundary.key), scale, base_ms)
@@ -82,6 +84,7 @@ def memory(view: RunView, scale: Scale) -> Memory:
     return Memory(
         rows=tuple(sorted(rows, key=lambda row: row["series"] == "chosen")),
         front=_front([row for row in rows if row["series"] in (tried or {"predicted", "chosen"})]),
+        predicted_front=_front([row for row in rows if "replay_ms" in row]),
         timed=base_ms is not None,
         front_series="trials" if tried else "predictions",
     )

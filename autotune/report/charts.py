@@ -47,7 +47,8 @@ def charts(view: RunView) -> tuple[Chart, ...]:
     return tuple(chart for chart in found if chart is not None)
 
 
-def _spec(height: int, layers: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+def spec(height: int, layers: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+    """A chart as wide as its place and ``height`` pixels high."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -70,11 +71,13 @@ def _spec(height: int, layers: Sequence[Mapping[str, Any]], **more: Any) -> dict
     }  # fmt: skip
 
 
-def _field(name: str, **more: Any) -> dict[str, Any]:
+def field(name: str, **more: Any) -> dict[str, Any]:
+    """A quantitative channel."""
     return {"field": name, "type": "quantitative", **more}
 
 
-def _tips(*pairs: tuple[str, str]) -> list[dict[str, Any]]:
+def tips(*pairs: tuple[str, str]) -> list[dict[str, Any]]:
+    """Tooltip lines: field and title of texts that are formatted already."""
     return [{"field": field, "type": "nominal", "title": title} for field, title in pairs]
 
 
@@ -91,14 +94,14 @@ def _limit_rule(axis: str, view: RunView, scale: Scale) -> list[dict[str, Any]]:
     rule = {
         "data": {"values": [{"limit": value}]},
         "mark": {"aria": False, "type": "rule", **LIMIT},
-        "encoding": {axis: _field("limit")},
+        "encoding": {axis: field("limit")},
     }
     if axis == "x":
         return [rule]
     name = {
         "data": {"values": [{"limit": value}]},
         "mark": {"aria": False, "type": "text", "color": "var(--limit)", **text},
-        "encoding": {"y": _field("limit"), "x": {"value": "width"}},
+        "encoding": {"y": field("limit"), "x": {"value": "width"}},
     }
     return [rule, name]
 
@@ -109,15 +112,13 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
         return None
     used = [name for name in SERIES if any(row["series"] == name for row in found.rows)]
     x_title = "step time, ms (predicted: replay added to what trials leave)" if found.timed else "predicted replay, ms a step"
-    x = _field(
-        "x", title=x_title, scale={"zero": False, "nice": True}, axis={"grid": False, "tickCount": 8, "labelOverlap": True}
-    )
-    y = _field("y", title=f"peak, {scale.unit}", scale={"zero": False, "nice": True})
+    x = field("x", title=x_title, scale={"zero": False, "nice": True}, axis={"grid": False, "tickCount": 8, "labelOverlap": True})
+    y = field("y", title=f"peak, {scale.unit}", scale={"zero": False, "nice": True})
     shape = {"field": "series", "type": "nominal", "legend": None,
              "scale": {"domain": list(SERIES), "range": [mark for mark, _, _ in SERIES.values()]}}  # fmt: skip
     colour = {"field": "series", "type": "nominal", "legend": None,
               "scale": {"domain": list(SERIES), "range": [colour for _, colour, _ in SERIES.values()]}}  # fmt: skip
-    tips = _tips(("setting", "setting"), ("series", "kind"), ("peak", "peak"), ("interval", "5 % to 95 %"), ("time", "time"))
+    shown = tips(("setting", "setting"), ("series", "kind"), ("peak", "peak"), ("interval", "5 % to 95 %"), ("time", "time"))
     is_chosen = "datum.series === 'chosen'"
     xs = [row["x"] for row in found.rows]
     chosen = next((row for row in found.rows if row["series"] == "chosen"), None)
@@ -132,12 +133,12 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
         {
             "transform": [{"filter": "isValid(datum.low)"}],
             "mark": {"aria": False, "type": "rule", "opacity": 0.35},
-            "encoding": {"x": x, "y": _field("low"), "y2": {"field": "high"}, "color": colour},
+            "encoding": {"x": x, "y": field("low"), "y2": {"field": "high"}, "color": colour},
         },
         {
             "mark": {"aria": False, "type": "point", "strokeWidth": 1.5},
             "encoding": {
-                "x": x, "y": y, "shape": shape, "color": colour, "tooltip": tips,
+                "x": x, "y": y, "shape": shape, "color": colour, "tooltip": shown,
                 "fill": {"condition": {"test": "datum.series === 'predicted'", "value": "var(--page)"}, **colour},
                 "size": {"condition": {"test": is_chosen, "value": 190}, "value": 55},
             },
@@ -160,7 +161,7 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
         title="Memory against time",
         description=f"Peak against {'step time' if found.timed else 'replay time'} of {len(found.rows)} points ({counts}) "
         f"and the limit of {limit(view.recommendation.mem_target_bytes)}.{told}",
-        spec=_spec(340, layers, **data),
+        spec=spec(340, layers, **data),
         legend=(
             *((SERIES[name][2], SERIES[name][1], names.get(name, name)) for name in used),
             ("—", "var(--quiet)", f"front of the {found.front_series}: nothing beats these in both"),
@@ -178,14 +179,14 @@ def _ranks(view: RunView, scale: Scale) -> Chart | None:
     x: dict[str, Any] = {"field": "rank", "type": "ordinal", "title": "first rank of the stage" if staged else "rank",
                          "axis": {"labelAngle": 0, "labelOverlap": True, "grid": False, "ticks": not many},
                          "scale": {"paddingInner": 0 if many else 0.2}}  # fmt: skip
-    tips = _tips(
+    shown = tips(
         ("rank", "rank"), *([("stage", "stage")] if staged else []), ("peak", "peak"), *([] if staged else [("held", "reserved")])
     )
     layers = [
         {
             "mark": {"aria": False, "type": "bar", **({"size": 40} if len(rows) <= 12 else {})},
             "encoding": {
-                "x": x, "y": _field("y", title=f"peak, {scale.unit}"), "tooltip": tips,
+                "x": x, "y": field("y", title=f"peak, {scale.unit}"), "tooltip": shown,
                 "color": {"condition": {"test": "datum.hot", "value": "var(--chosen)"}, "value": "var(--bar)"},
             },
         },
@@ -199,7 +200,7 @@ def _ranks(view: RunView, scale: Scale) -> Chart | None:
         title="Peak of every pipeline stage" if staged else "Peak of every rank",
         description=f"Peaks of {len(rows)} {what}. The {'heaviest' if staged else 'hot'} rank is {hot['rank']}: {hot['peak']}. "
         f"The lowest is rank {low['rank']}: {low['peak']}.",
-        spec=_spec(220, layers, data={"values": list(rows)}),
+        spec=spec(220, layers, data={"values": list(rows)}),
         legend=(("■", "var(--chosen)", "heaviest stage" if staged else "hot rank"), ("┄", "var(--limit)", "limit")),
     )
 
@@ -214,24 +215,24 @@ def _phases(view: RunView, scale: Scale) -> list[Chart]:
         rows = chart_data.phases(view, timeline, scale)
         name = boundary_name(boundary_of(timeline.boundary))
         y = {"field": "phase", "type": "nominal", "sort": None, "title": None, "axis": {"ticks": False, "domain": False}}
-        x = _field("from", title=f"{scale.unit}", scale={"domain": [0, top], "nice": True})
+        x = field("from", title=f"{scale.unit}", scale={"domain": [0, top], "nice": True})
         colour = {
             "field": "group",
             "type": "nominal",
             "legend": None,
             "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
         }
-        tips = _tips(("phase", "phase"), ("group", "tensors"), ("bytes", "bytes"), ("total", "peak of the phase"))
+        shown = tips(("phase", "phase"), ("group", "tensors"), ("bytes", "bytes"), ("total", "peak of the phase"))
         layers = [
             {
                 "transform": [{"filter": "datum.group !== 'trial'"}],
                 "mark": {"aria": False, "type": "bar", "stroke": "var(--page)", "strokeWidth": 0.5},
-                "encoding": {"y": y, "x": x, "x2": {"field": "to"}, "color": colour, "tooltip": tips},
+                "encoding": {"y": y, "x": x, "x2": {"field": "to"}, "color": colour, "tooltip": shown},
             },
             {
                 "transform": [{"filter": "datum.group === 'trial'"}],
                 "mark": {"aria": False, "type": "tick", "color": "var(--ink)", "thickness": 2.5, "size": 18},
-                "encoding": {"y": y, "x": _field("seen"), "tooltip": _tips(("phase", "phase"), ("total", "from the trial"))},
+                "encoding": {"y": y, "x": field("seen"), "tooltip": tips(("phase", "phase"), ("total", "from the trial"))},
             },
             *_limit_rule("x", view, scale),
         ]
@@ -243,7 +244,7 @@ def _phases(view: RunView, scale: Scale) -> list[Chart]:
                 title=f"Phases of {name}",
                 description=f"Predicted peak of each phase of {name} by kind of tensor, on stage {timeline.stage} "
                 f"(rank {timeline.rank}). The highest is {peak.phase.replace('_', ' ')}: {size(peak.peak_bytes)}.",
-                spec=_spec(22 * len(timeline.phases), layers, data={"values": list(rows)}),
+                spec=spec(22 * len(timeline.phases), layers, data={"values": list(rows)}),
                 legend=(
                     *(("■", COLOURS[group], group) for group in used),
                     *([("┃", "var(--ink)", "from the trial")] if any(row["group"] == "trial" for row in rows) else []),
@@ -276,24 +277,24 @@ def _comparison(view: RunView, scale: Scale) -> Chart | None:
         max(max(row.predicted_bytes, row.seen_bytes) for row in found),
     ]
     line = [{"a": end / scale.factor} for end in ends]
-    tips = _tips(("setting", "setting"), ("predicted", "predicted"), ("seen", "from the trial"), ("off", "difference"))
-    x = _field("x", title=f"predicted peak, {scale.unit}", scale={"zero": False})
-    y = _field("y", title=f"peak from the trial, {scale.unit}", scale={"zero": False})
+    shown = tips(("setting", "setting"), ("predicted", "predicted"), ("seen", "from the trial"), ("off", "difference"))
+    x = field("x", title=f"predicted peak, {scale.unit}", scale={"zero": False})
+    y = field("y", title=f"peak from the trial, {scale.unit}", scale={"zero": False})
     layers = [
         {
             "data": {"values": line},
             "mark": {"aria": False, "type": "line", "color": "var(--quiet)", "strokeDash": [2, 3]},
-            "encoding": {"x": _field("a"), "y": _field("a")},
+            "encoding": {"x": field("a"), "y": field("a")},
         },
         {
             "mark": {"aria": False, "type": "rule", "opacity": 0.5, "color": "var(--measured)"},
-            "encoding": {"x": _field("low"), "x2": {"field": "high"}, "y": y},
+            "encoding": {"x": field("low"), "x2": {"field": "high"}, "y": y},
         },
         {
             "mark": {"aria": False, "type": "point", "filled": True, "shape": "square", "size": 60, "color": "var(--measured)"},
             "encoding": {
                 "x": x, "y": y,
-                "tooltip": tips,
+                "tooltip": shown,
             },
         },
     ]  # fmt: skip
@@ -303,7 +304,7 @@ def _comparison(view: RunView, scale: Scale) -> Chart | None:
         title="Predicted against measured",
         description=f"{len(found)} settings that were predicted and run. The largest difference is "
         f"{signed_size(widest.seen_bytes - widest.predicted_bytes)}, of {widest.name}.",
-        spec=_spec(260, layers, data={"values": rows}),
+        spec=spec(260, layers, data={"values": rows}),
         legend=(
             ("■", "var(--measured)", "a setting, with its 5 % to 95 % interval"),
             ("┈", "var(--quiet)", "prediction equals trial"),

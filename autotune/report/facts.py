@@ -78,14 +78,15 @@ def collect(view: RunView) -> Facts:
     )
 
 
-def _name(fields: Mapping[str, Any]) -> str:
+def setting_name(fields: Mapping[str, Any]) -> str:
+    """A setting as JSON holds it, by the name that people see."""
     return boundary_name(boundary_of(fields))
 
 
 def _headline(recommendation: Recommendation) -> str:
     under = f"{recommendation.recipe} under {limit(recommendation.mem_target_bytes)}"
     if recommendation.boundary is not None:
-        return f"{under}: recompute {_name(recommendation.boundary)}".replace("recompute no recompute", "no recompute")
+        return f"{under}: recompute {setting_name(recommendation.boundary)}".replace("recompute no recompute", "no recompute")
     if recommendation.exit_status == ExitStatus.STOPPED:
         return f"{under}: stopped before an answer, open settings: {len(recommendation.open)}"
     return f"{under}: no recompute setting passes"
@@ -135,7 +136,7 @@ def replay_cost(cost: ReplayCost) -> str:
 
 
 def _runner_up(other: CertificateRow, recommendation: Recommendation) -> str:
-    text = f"{_name(other.boundary)}: peak {size(other.peak_bytes)}, replay {milliseconds(other.replay_ms, signed=True)}"
+    text = f"{setting_name(other.boundary)}: peak {size(other.peak_bytes)}, replay {milliseconds(other.replay_ms, signed=True)}"
     text += f", {other.basis}"
     cost = recommendation.replay_cost
     if recommendation.step_ms and other.step_ms:
@@ -161,7 +162,7 @@ def _at_risk(recommendation: Recommendation) -> Table:
         columns=("setting", "peak", "95 % peak", "replay", "chance to fit"),
         rows=tuple(
             (
-                _name(row.boundary),
+                setting_name(row.boundary),
                 size(row.peak_bytes),
                 size(row.peak_p95_bytes),
                 milliseconds(row.replay_ms, signed=True),
@@ -181,7 +182,7 @@ def _fitting(view: RunView) -> Table:
         columns=("setting", "peak", "95 % peak", "replay"),
         rows=tuple(
             (
-                _name(row.boundary),
+                setting_name(row.boundary),
                 size(row.peak_bytes),
                 size(row.peak_p95_bytes),
                 milliseconds(row.replay_ms, signed=True),
@@ -198,7 +199,7 @@ def _certificate(recommendation: Recommendation) -> Table:
         columns=("setting", "peak", "95 % peak", "chance to fit", "replay", "step", "basis", "reason"),
         rows=tuple(
             (
-                _name(row.boundary),
+                setting_name(row.boundary),
                 size(row.peak_bytes),
                 size(row.peak_p95_bytes),
                 probability(row.fit_probability),
@@ -223,7 +224,7 @@ def breakpoint_table(breakpoints: Sequence[Breakpoint]) -> Table:
         rows=tuple(
             (
                 limit(row.from_bytes),
-                _name(row.boundary),
+                setting_name(row.boundary),
                 milliseconds(row.replay_ms, signed=True),
                 milliseconds(row.step_ms),
                 row.kind,
@@ -251,7 +252,7 @@ def _trials(recommendation: Recommendation) -> Table:
         rows=tuple(
             (
                 str(row.number),
-                _name(row.boundary),
+                setting_name(row.boundary),
                 row.kind,
                 row.status,
                 size(row.peak_bytes),
