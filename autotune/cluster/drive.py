@@ -136,6 +136,7 @@ class TuneDriver:
     _running: dict[str, _Running] = field(default_factory=dict)
     _error: BaseException | None = None
     _broken: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
 
     def drive(self, source: Source) -> None:
         """Run trials until the source is finished.
@@ -171,20 +172,43 @@ class TuneDriver:
         try:
             if self._error is not None or (source.finished and not self._running):
                 return _FINISHED
-            busy = {running.group for running in self._running.values()}
-            free = next((number for number in range(len(self.groups)) if number not in busy), None)
-            if free is None:
+            number = self._free_group()
+            if number is None:
                 return None
             request = source.next_request()
             if request is None:
                 return _FINISHED if source.finished and not self._running else None
-            return self._start(request, trial_id, free)
+            return self._start(request, trial_id, number)
         except BaseException as error:
             self._error = error
             return _FINISHED
 
+    def _free_group(self) -> int | None:
+        """A group that runs nothing and whose slots all live; None where a running trial has to end first.
+
+        Raises:
+            StoppedError: None is left: nodes were lost, and what remains of the cluster is too small or busy.
+        """
+        busy = {running.group for running in self._running.values()}
+        for number, group in enumerate(self.groups):
+            if number in busy or number in self._gone:
+                continue
+            if number not in self._broken:
+                return number
+            group.close()
+            try:
+                self.groups[number] = self.make_group()
+            except StoppedError:
+                self._gone.add(number)
+                if len(self._gone) == len(self.groups):
+                    raise
+                continue  # The others go on without it.
+            self._broken.discard(number)
+            return number
+        return None
+
     def _start(self, request: TrialRequest, trial_id: str, number: int) -> dict[str, Any]:
-        group = self._whole(number)
+        group = self.groups[number]
         spec = self.make_spec(request)
         spec.save()
         order = Order(
@@ -200,15 +224,6 @@ class TuneDriver:
         followers = [LineFollower(spec.rank_file(rank)) for rank in range(spec.world_size)]
         self._running[trial_id] = _Running(request=request, group=number, followers=followers)
         return {"number": request.number, "order": str(path.resolve())}
-
-    def _whole(self, number: int) -> SlotGroup:
-        """A group whose slots all live."""
-        group = self.groups[number]
-        if number in self._broken:
-            group.close()
-            group = self.groups[number] = self.make_group()
-            self._broken.discard(number)
-        return group
 
     def complete(self, source: Source, trial_id: str, *, failed: bool) -> None:
         """Take the result of a trial that Tune has ended."""

@@ -15,6 +15,8 @@ from autotune.errors import StoppedError
 from autotune.trial.spec import Backend, Loop
 
 Resources = Mapping[str, float]
+START_S = 120.0
+"""How long the processes of placed slots may take to start (Python on a cold file system)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,12 @@ class SlotGroup:
                 for number in range(ranks)
             ]
             self.slots = made
-            facts = ray.get([slot.facts.remote() for slot in made], timeout=timeout_s)
+            try:
+                facts = ray.get([slot.facts.remote() for slot in made], timeout=max(timeout_s, START_S))
+            except ray.exceptions.GetTimeoutError:
+                raise StoppedError(f"{ranks} rank slots were placed but did not start; see Ray's logs, then --resume") from None
+            except ray.exceptions.RayActorError as error:
+                raise StoppedError(f"a rank slot died while it started ({_first_line(error)}); add --resume to go on") from None
             chosen, self.places = order(facts)
             self.slots = [made[number] for number in chosen]
             self.names = [f"{name}-{number}" for number in chosen]
@@ -204,3 +211,7 @@ def room_for(bundle: Resources) -> int:
 
 def _listed(resources: Resources, times: int = 1) -> str:
     return ", ".join(f"{amount * times:g} {name}" for name, amount in resources.items())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import HERE
+from marked import wait_for
 from toy_search import LIMITS, search
 
 from autotune.boundary.boundary import Boundary
@@ -31,7 +33,8 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("TOY_STEP_S", "0.2")
+        patch.setenv("TOY_STEP_S", "0.5")
+        patch.setenv("RAY_raylet_death_check_interval_milliseconds", "1000")
         patch.delenv("RAY_ADDRESS", raising=False)
         # The head has no GPUs: coordinators sit there, slots on the two nodes, each with 8 declared.
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0, "include_dashboard": False})
@@ -54,7 +57,7 @@ def workload(ranks: int) -> Workload:
 
 def backend(cluster: Any, ranks: int, **changes: Any) -> ClusterBackend:
     settings: dict[str, Any] = dict(
-        backend="cpu", program="toy_rank", address=cluster.address, bundle={"GPU": 1, "CPU": 1}, limits=LIMITS, place_s=20.0
+        backend="cpu", program="toy_rank", address=cluster.address, bundle={"GPU": 4, "CPU": 1}, limits=LIMITS, place_s=20.0
     )
     return ClusterBackend(workload(ranks), **{**settings, **changes})
 
@@ -72,23 +75,20 @@ def notes(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def test_a_trial_over_two_nodes(cluster: Any, tmp_path: Path) -> None:
-    slots = backend(cluster, 12)
+    slots = backend(cluster, 4)
     try:
-        record = slots.run(request(tmp_path / "trial", 12))
+        record = slots.run(request(tmp_path / "trial", 4))
     finally:
         slots.close()
-    assert record.completed and sorted(record.ranks) == list(range(12)) and record.details["nodes"] == 2
+    assert record.completed and sorted(record.ranks) == [0, 1, 2, 3] and record.details["nodes"] == 2
     said = notes(tmp_path / "trial")
-    assert [(n["rank"], n["local_rank"], n["local_world_size"]) for n in said] == [
-        *((rank, rank, 8) for rank in range(8)),
-        *((rank, rank - 8, 4) for rank in range(8, 12)),
-    ]
-    devices = [n["environment"]["CUDA_VISIBLE_DEVICES"] for n in said]
-    assert devices[:8] == ["0,1,2,3,4,5,6,7"] * 8 and len(set(devices[8:])) == 1 and len(devices[8].split(",")) == 4
+    assert [(n["rank"], n["local_rank"], n["local_world_size"]) for n in said] == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
+    # Every rank sees all of the trial's GPUs on its node.
+    assert {n["environment"]["CUDA_VISIBLE_DEVICES"] for n in said} == {"0,1,2,3,4,5,6,7"}
 
 
 def test_two_trials_side_by_side(cluster: Any, tmp_path: Path) -> None:
-    slots = backend(cluster, 8)
+    slots = backend(cluster, 2)
 
     class Two:
         def __init__(self) -> None:
@@ -101,7 +101,7 @@ def test_two_trials_side_by_side(cluster: Any, tmp_path: Path) -> None:
         def next_request(self) -> TrialRequest | None:
             if not self.open:
                 return None
-            asked = request(tmp_path / self.open.pop(), 8)
+            asked = request(tmp_path / self.open.pop(), 2)
             self.spans[asked.folder.name] = [time.monotonic()]
             return asked
 
@@ -123,10 +123,10 @@ def test_two_trials_side_by_side(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_a_request_larger_than_the_cluster(cluster: Any, tmp_path: Path) -> None:
-    slots = backend(cluster, 32)
+    slots = backend(cluster, 8)
     try:
         with pytest.raises(
-            StoppedError, match="32 ranks need 32 GPU, 32 CPU, its 3 nodes have 16 GPU, 17 CPU in all, room for 16 ranks"
+            StoppedError, match="8 ranks need 32 GPU, 8 CPU, its 3 nodes have 16 GPU, 17 CPU in all, room for 4 ranks"
         ):
             slots.open()
     finally:
@@ -136,14 +136,14 @@ def test_a_request_larger_than_the_cluster(cluster: Any, tmp_path: Path) -> None
 def test_a_placement_that_is_not_ready_in_time(cluster: Any, tmp_path: Path) -> None:
     import ray
 
-    slots = backend(cluster, 12, place_s=3.0)
+    slots = backend(cluster, 4, place_s=3.0)
     ray.init(address=cluster.address, namespace="other", ignore_reinit_error=True, log_to_driver=False)
     from ray.util.placement_group import placement_group, remove_placement_group
 
     others = placement_group([{"GPU": 8}])
     others.wait(30)
     try:
-        with pytest.raises(StoppedError, match=r"12 rank slots were not placed within 3 s: needed 12 GPU.*free now 8 GPU"):
+        with pytest.raises(StoppedError, match=r"4 rank slots were not placed within 3 s: needed 16 GPU, 4 CPU, free now 8 GPU"):
             slots.open()
     finally:
         remove_placement_group(others)
@@ -155,25 +155,16 @@ def test_a_node_that_goes_in_the_middle(cluster: Any, tmp_path: Path, monkeypatc
     extra = cluster.add_node(num_cpus=2, num_gpus=0, resources={"place": 2})
     spare = cluster.add_node(num_cpus=2, num_gpus=0, resources={"place": 2})
     cluster.wait_for_nodes()
-    state: dict[str, Any] = {}
     folder = tmp_path / "run"
 
-    import threading
-
     def remove() -> None:
-        from marked import wait_for
-
         wait_for(lambda: list(folder.glob("trials/000/ranks/*.jsonl")), 120)
         time.sleep(0.3)
-        spec = json.loads((folder / "trials/000/order.json").read_text())
-        state["slots"] = spec["slots"]
         import ray
 
-        node = ray.util.state if False else None  # noqa: F841
         used = {info["NodeID"] for info in ray.nodes() if info["Alive"] and info["Resources"].get("place") == 2}
         available = ray._private.state.available_resources_per_node()
         busy = next(name for name in used if available[name].get("place", 0) == 0)
-        state["removed"] = busy
         cluster.remove_node(extra if extra.node_id == busy else spare, allow_graceful=False)
 
     remover = threading.Thread(target=remove)
@@ -181,7 +172,6 @@ def test_a_node_that_goes_in_the_middle(cluster: Any, tmp_path: Path, monkeypatc
     told = search(folder, address=cluster.address, bundle={"CPU": 1, "place": 1}, steps=8)
     remover.join()
     assert told["status"] == 0 and told["best"] == "core_attn", told
-    outcomes = [(key, outcome) for _, key, outcome, _ in told["records"]]
-    assert outcomes[0] == ("[]", "node_lost")
-    assert ("[]", "completed") in outcomes  # the retry
+    (lost,) = [key for _, key, outcome, _ in told["records"] if outcome == "node_lost"]
+    assert [outcome for _, key, outcome, _ in told["records"] if key == lost] == ["node_lost", "completed"]
     assert len(told["records"]) == 6
