@@ -56,8 +56,16 @@ _RULES: tuple[_Rule, ...] = (
         lambda w: w.optimizer.optimizer not in _OPTIMIZERS,
         f"only {', '.join(sorted(_OPTIMIZERS))} are modelled",
     ),
-    ("optimizer.use_torch_fsdp2", lambda w: w.optimizer.use_torch_fsdp2, "FSDP2's sharding is not modelled"),
-    ("optimizer.use_megatron_fsdp", lambda w: w.optimizer.use_megatron_fsdp, "Megatron-FSDP's buffers are not modelled"),
+    (
+        "optimizer.use_torch_fsdp2",
+        lambda w: w.optimizer.use_torch_fsdp2,
+        "PyTorch's FSDP2 decides by stream events how many units are whole at once, which is not modelled",
+    ),
+    (
+        "optimizer.use_megatron_fsdp",
+        lambda w: w.optimizer.use_megatron_fsdp and w.precision.fp8 is not None,
+        "FP8 copies of sharded weights are not modelled",
+    ),
     (
         "model.experimental_attention_variant",
         lambda w: w.model.experimental_attention_variant not in _VARIANTS,
@@ -96,7 +104,6 @@ UNREAD: Mapping[str, str] = {
     "optimizer.overlap_grad_reduce": "the one gradient buffer is reduced in place, in buckets",
     "optimizer.overlap_param_gather": "parameters are gathered in place, in buckets",
     "optimizer.main_grads_dtype": "precision.grad_dtype says it",
-    "optimizer.data_parallel_sharding_strategy": "acts under FSDP only",
     "features.bias_dropout_fusion": "fused or not, dropout keeps one mask",
     "features.calculate_per_token_loss": "scales the loss by a count of tokens",
     "features.cuda_graph_warmup_steps": "when graphs are captured, not what they hold",

@@ -5,8 +5,8 @@ keeps that input itself, gathered over tensor-parallel ranks where the layer gat
 
 Sources at Megatron Bridge 600d069b: peft/lora.py:LoRA (target_modules, share_expert_adapters), peft/lora_layers.py:
 LoRALinear.forward, peft/utils.py:ParallelLinearAdapter.__init__; Megatron-LM 24bad8e6 tensor_parallel/layers.py:
-linear_with_frozen_weight (keeps the weight only); Transformer Engine 2.17.1 module/layernorm_linear.py, linear.py (an input is saved
-where the weight needs a gradient).
+linear_with_frozen_weight (keeps the weight only); Transformer Engine 2.17.1 module/layernorm_linear.py, linear.py (an input is
+saved where the weight needs a gradient).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ _RELATIVE: Mapping[str, float] = {
     "mtp": 0.08,
     "deferred_wgrad": 0.05,
     "offload": 0.50,
+    "fsdp": 0.30,
 }
 _ACTIVATIONS = ("hidden", "norm", "attention", "mla", "mlp", "moe", "shared_experts", "logits")
 _ACTIVATION_SD = 0.01

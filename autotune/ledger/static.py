@@ -9,11 +9,12 @@ module/base.py:get_dummy_wgrad, cpp_extensions/gemm.py; PyTorch aten/src/ATen/cu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.ledger.allocator import unsplit_bytes
 from autotune.ledger.block import Context, Param
+from autotune.ledger.fsdp import gathered_weights, sharding, waiting_gradients
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
 
@@ -33,6 +34,8 @@ class StaticBytes:
     """Only during forward and loss: the dense attention mask of the micro batch."""
     in_step: dict[str, int]
     """Only while the optimizer steps: fp32 copies of low-precision gradients."""
+    in_backward: dict[str, int]
+    """Only while backward runs: whole gradients that FSDP has not reduced yet."""
     parameters: int
 
 
@@ -50,9 +53,9 @@ def precision_aware_takes_effect(workload: Workload) -> bool:
 
 
 def shard_sizes(workload: Workload) -> tuple[int, int]:
-    """Over how many ranks the distributed optimizer spreads dense and expert state (1, 1 without it)."""
+    """Over how many ranks the distributed optimizer or FSDP spreads dense and expert state (1, 1 without them)."""
     parallel = workload.parallel
-    if not workload.optimizer.use_distributed_optimizer:
+    if not sharding(workload).states:
         return 1, 1
     instances = parallel.num_distributed_optimizer_instances
     dense = parallel.data_parallel_size * parallel.context_parallel_size // instances
@@ -60,7 +63,14 @@ def shard_sizes(workload: Workload) -> tuple[int, int]:
 
 
 def static_bytes(
-    ctx: Context, params: Iterable[Param], *, has_head: bool, has_moe: bool, tied_copy: bool, in_flight_deferred: int
+    ctx: Context,
+    params: Iterable[Param],
+    *,
+    has_head: bool,
+    has_moe: bool,
+    tied_copy: bool,
+    in_flight_deferred: int,
+    unit: int = 0,
 ) -> StaticBytes:
     """Static bytes of a rank that holds ``params``.
 
@@ -71,16 +81,26 @@ def static_bytes(
         has_moe: Whether grouped experts are here.
         tied_copy: Whether the output layer uses the embedding's weight here (its gradient has no dummy of its own).
         in_flight_deferred: Micro batches whose embedding weight gradient is deferred here.
+        unit: Elements of the largest layer, FSDP's unit.
     """
     workload, s = ctx.workload, ctx.sizes
     optimizer, precision = workload.optimizer, workload.precision
     params = tuple(params)
     total = sum(p.numel for p in params)
     dense_shards, expert_shards = shard_sizes(workload)
-    always: dict[str, int] = {"weights": _weight_bytes(ctx, params)}
+    spread = sharding(workload)
+
+    def sharded(nbytes: int, of: Sequence[Param]) -> int:
+        """Bytes of a rank's share, expert and dense parameters over their own ranks."""
+        whole = sum(p.numel for p in of) or 1
+        return round(nbytes * sum(p.numel / (expert_shards if p.expert else dense_shards) for p in of) / whole)
+
+    weights = _weight_bytes(ctx, params)
+    always: dict[str, int] = {"weights": sharded(weights, params) if spread.weights else weights}
     grad_width = DTYPE_BYTES[precision.grad_dtype]
     trained = tuple(p for p in params if not p.frozen)
-    always["gradients"] = grad_width * sum(p.numel for p in trained)
+    gradients = grad_width * sum(p.numel for p in trained)
+    always["gradients"] = sharded(gradients, trained) if spread.gradients else gradients
     after_step: dict[str, int] = {}
     in_step: dict[str, int] = {}
 
@@ -122,7 +142,7 @@ def static_bytes(
     always["workspaces"] += _rotary_bytes(ctx, params)
     # get_batch makes a [b, 1, s, s] mask of bools; it dies with the forward step unless a checkpoint has it as its input
     mask = s.batch * workload.train.seq_length * s.sequence if workload.train.create_attention_mask_in_dataloader else 0
-    in_schedule: dict[str, int] = {}
+    in_schedule: dict[str, int] = {"fsdp": gathered_weights(params, unit, spread, width=s.width)} if spread.weights else {}
     if in_flight_deferred:
         in_schedule["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
     dummies = _dummy_wgrad_bytes(ctx, trained, tied_head=has_head and tied_copy and not ctx.workload.features.peft)
@@ -133,6 +153,7 @@ def static_bytes(
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
         in_step=in_step,
+        in_backward={"fsdp": waiting_gradients(params, unit, spread, width=grad_width)} if spread.gradients else {},
         parameters=total,
     )
 

@@ -195,7 +195,7 @@ class Timeline:
         parts: dict[str, list[Mapping[str, int]]] = {
             "forward": forward,
             "loss": forward,
-            "backward": [*warm, returned, deferred, *([static.in_forward] if keeps_mask else [])],
+            "backward": [*warm, returned, deferred, static.in_backward, *([static.in_forward] if keeps_mask else [])],
             "grad_sync": synced,
             "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
         }
