@@ -97,7 +97,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
     directory = RunDirectory(out_path(request, prepared), _identity(request, prepared, backend), resume=request.resume)
     try:
         # Said only now: a request that is refused shows its one line and nothing before it.
-        _announce(prepared, choice, on_event)
+        _announce(prepared, choice, directory.path, on_event)
         if unsurveyed is not None:
             on_event(Event(kind="note", text=f"no survey, each candidate is a launch of its own: {unsurveyed}"))
         directory.write("workload.json", prepared.workload)
@@ -139,9 +139,9 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         directory.close()
 
 
-def _announce(prepared: Prepared, choice: Choice, on_event: OnEvent) -> None:
+def _announce(prepared: Prepared, choice: Choice, folder: Path, on_event: OnEvent) -> None:
     on_event(Event(kind="workload", text=_workload_line(prepared)))
-    on_event(Event(kind="backend", text=choice.why, data={"backend": choice.name}))
+    on_event(Event(kind="backend", text=choice.why, data={"backend": choice.name, "run_directory": str(folder)}))
     for reason in prepared.coverage.reasons:
         on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
 
