@@ -25,8 +25,9 @@ from autotune.search.certificate import certificate
 from autotune.search.evidence import Evidence
 from autotune.search.exhaustive import ExhaustiveSampler
 from autotune.search.optuna_samplers import OptunaSampler
-from autotune.search.planner import EXPERT_JITTER, JITTER, Planner
+from autotune.search.planner import Planner
 from autotune.search.proposal import Sampler
+from autotune.search.stop_rule import EXPERT_JITTER, JITTER
 from autotune.search.survey import SurveyFindings
 from autotune.search.survey_regions import findings_from_table
 from autotune.trial.backends.base import TrialRequest

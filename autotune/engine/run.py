@@ -12,7 +12,7 @@ from autotune.engine.backends import Choice, choose
 from autotune.engine.conclude import Conclusion, conclude
 from autotune.engine.events import Event, OnEvent, ignore
 from autotune.engine.plan import plan_of
-from autotune.engine.prepare import Prepared, prepare, refuse_below_states, with_recorded
+from autotune.engine.prepare import Prepared, prepare, refuse_below_states, refuse_without_settings, with_recorded
 from autotune.engine.request import Request
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import Driver, SearchLoop
@@ -51,6 +51,7 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
         if isinstance(backend, ReplayBackend):
             prepared = with_recorded(prepared, backend.table.runs)
         else:
+            refuse_without_settings(prepared)
             refuse_below_states(prepared, request.mem_target_bytes)
         return _search(request, prepared, backend, choice, on_event)
     finally:
@@ -180,7 +181,8 @@ def make_sampler(
 
         return ExhaustiveSampler(prepared.candidates, evidence, backend.lacks)
     if request.sampler == "planner":
-        from autotune.search.planner import EXPERT_JITTER, JITTER, Planner
+        from autotune.search.planner import Planner
+        from autotune.search.stop_rule import EXPERT_JITTER, JITTER
 
         # A study somebody wrote down is read whole; a truth table stands for launches that cost something.
         exhaust = isinstance(backend, ReplayBackend) and not backend.table.complete

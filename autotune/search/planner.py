@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, stdev
 
 from autotune.boundary.boundary import Boundary
@@ -11,56 +11,23 @@ from autotune.search.candidate import Candidate
 from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem, widest_selective
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.neighbours import neighbours
-from autotune.search.posterior import FailureSeen, PeakSeen, Posterior, PriorSpread, StepSeen
+from autotune.search.observations import FailureSeen, PeakSeen, PriorSpread, StepSeen
+from autotune.search.posterior import Posterior
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
+from autotune.search.stop_rule import (
+    JITTER,
+    LEDGER_SCATTER,
+    NEAR,
+    SMALLEST_SCATTER,
+    SURVEY_WIDTHS,
+    SURVEYED_RULE,
+    StopRule,
+)
 from autotune.search.survey import SurveyFindings, candidates_after_survey
 from autotune.trial.gates import hot_rank
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
-
-JITTER = 0.0005
-"""Relative scatter of a boundary's peak between launches without free routing (on one rank: none)."""
-LEDGER_SCATTER = 0.002
-"""A measured peak is not held closer than this against the ledger's physics, which has no term for every byte."""
-EXPERT_JITTER = 0.006
-"""With free routing of experts (seen between repeats of one setting: 0.55 and 0.66 %)."""
-SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
-"""Times that a survey's errors may be too narrow, with their probabilities."""
-NEAR = 0.98
-"""Share of the limit above which a passing peak is near it (trial/gates.py)."""
-SMALLEST_SCATTER = 0.001
-"""Interleaved steps are never trusted to be better than this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRule:
-    """When more launches are not worth it.
-
-    Attributes:
-        worth: A saving below this share of a step is none.
-        chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
-        expected: ... and none is expected to save this share of a step.
-        risk: A passing boundary near the limit is run again while its mean peak is over the limit with this probability ...
-        accepted: ... and is not the answer while it is so with this one, if another passes.
-        doubt: A pair of timed boundaries is repeated where the worlds rank it the other way with this probability.
-        most_runs: ... until each of them was run so often.
-        hopeless: Without a pass: stop when every candidate's probability of fitting is below this, and full and the broadest
-            selective set were tried.
-    """
-
-    worth: float = 0.01
-    chance: float = 0.05
-    expected: float = 0.002
-    risk: float = 0.05
-    accepted: float = 0.1
-    doubt: float = 0.7
-    most_runs: int = 3
-    hopeless: float = 0.05
-
-
-SURVEYED_RULE = StopRule(chance=0.1, expected=0.004)
-"""After a survey little is left to win: prices and peaks of all settings are known to about a percent."""
 
 
 class Planner:
@@ -121,6 +88,11 @@ class Planner:
             return None
         return self.posterior.fit(boundary, self._evidence.settings.limit_bytes)
 
+    def _safe(self, boundary: Boundary) -> float | None:
+        if self.posterior is None or not self.posterior.knows(boundary):
+            return None
+        return self.posterior.safe(boundary, self._evidence.settings.limit_bytes)
+
     def ask(self, count: int = 1) -> list[Proposal]:
         """The launches that promise most, best first."""
         if stuck(self._evidence) is not None or not_an_activation_problem(self._candidates, self._evidence):
@@ -169,7 +141,8 @@ class Planner:
         off = findings.surprise
         spread = PriorSpread(
             group=0.0, offset=self._jitter, phase_offset=0.0, saving=findings.saving_error * off, least_saving=0.0,
-            own=findings.peak_error * off, run=self._jitter, price=findings.price_error, inert=0.0, widths=SURVEY_WIDTHS,
+            own=findings.peak_error * off, run=self._jitter, price=findings.price_error, inert=0.0, surveyed=True,
+            widths=SURVEY_WIDTHS,
         )  # fmt: skip
         self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
         for earlier in self._evidence.records:
@@ -243,7 +216,12 @@ class Planner:
         return self.posterior.price_ms(boundary)
 
     def _risk(self, boundary: Boundary) -> float:
-        """Probability that a passing boundary near the limit is over it in the mean of its launches."""
+        """Probability that a passing boundary near the limit is over it in the mean of its launches.
+
+        Without free routing of experts a peak repeats, so what was within the limit stays there.
+        """
+        if self._jitter <= JITTER:
+            return 0.0
         verdict, limit = self._evidence.verdicts.get(boundary), self._evidence.settings.limit_bytes
         if verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
             return 0.0
@@ -306,7 +284,7 @@ class Planner:
 
     def _before_a_pass(self, fresh: list[Candidate]) -> list[Proposal]:
         rule = self._rule
-        known = [(c, self.fit(c.boundary)) for c in fresh]
+        known = [(c, self._safe(c.boundary)) for c in fresh]
         by_price = sorted(known, key=lambda p: (self._price(p[0].boundary), len(p[0].boundary.modules), p[0].order))
         likely = [(c, fit) for c, fit in by_price if fit is None or fit >= 0.5]
         rest = sorted((p for p in by_price if p not in likely), key=lambda p: -(p[1] or 0.0))
@@ -315,10 +293,12 @@ class Planner:
             for c, fit in likely
         ]
         last_resort = self._last_resort()
+        # After full and the broadest set failed, the first of them as surveys, little else can fit.
+        hopeless = rule.beyond if all(self._evidence.runs(b) for b in last_resort) else rule.hopeless
         for candidate, fit in rest:
             # Peaks are not monotonic: full and the broadest selective set are tried before giving up.
             must = candidate.boundary in last_resort
-            if (fit or 0.0) >= rule.hopeless or must or self._exhaust:
+            if (fit or 0.0) >= hopeless or must or self._exhaust:
                 why = "tried before giving up" if must else "likeliest to fit"
                 proposals.append(Proposal(boundary=candidate.boundary, why=why, fit_probability=fit))
         return proposals

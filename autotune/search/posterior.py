@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.prediction import PHASES, Prediction
+from autotune.search.observations import IN_PROCESS, FailureSeen, PeakSeen, PriorSpread, StepSeen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,75 +25,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
-IN_PROCESS = 0.0007
-"""Relative scatter of peaks between settings of one process with a frozen batch (0 bytes on one rank, gloo jitter on more)."""
-WIDTHS: Mapping[float, float] = {1.0: 0.62, 2.0: 0.22, 4.0: 0.11, 8.0: 0.05}
-"""How many times wider than the ledger says its errors may be, and how probable that is before any trial."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorSpread:
-    """How wide the worlds are before any trial, as standard deviations.
-
-    Attributes:
-        group: Relative, of a term group's factor; scaled so that the draws of the control are as wide as its interval.
-        offset: Of the offset that all phases share, as a share of the heaviest peak.
-        phase_offset: Of each phase's own offset, likewise.
-        saving: Relative, of the bytes a label saves (full recompute counts as one label).
-        least_saving: What a label's deviation is taken of at least, as a share of the heaviest peak.
-        own: Of a boundary's own deviation, likewise: what breaks monotonicity. None: as wide as each prediction's interval.
-        run: Of one run's peak around the boundary's own, likewise (routing, allocator).
-        price: Of the logarithm of a label's price factor.
-        step: Relative, of a step time between two launches.
-        inert: Chance that a label does nothing.
-        by_chance: Chance that a boundary within the limit fails.
-        widths: Times that all of these may be too narrow, with their probabilities: what a trial shows decides.
-    """
-
-    group: float = 0.06
-    offset: float = 0.006
-    phase_offset: float = 0.006
-    saving: float = 0.12
-    least_saving: float = 0.03
-    own: float | None = 0.003
-    run: float = 0.003
-    price: float = 0.3
-    step: float = 0.03
-    inert: float = 0.05
-    by_chance: float = 0.03
-    widths: Mapping[float, float] = field(default_factory=lambda: dict(WIDTHS))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakSeen:
-    """A whole run's peak, and its phases where they were reported."""
-
-    boundary: Boundary
-    peak_bytes: int
-    phases: Mapping[str, int]
-    in_process: bool = False
-    """Seen inside the survey launch: against its other settings it scatters little, all of them share the launch's deviation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSeen:
-    """A failure that proves a peak of more than ``above_bytes``."""
-
-    boundary: Boundary
-    above_bytes: int
-    in_process: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeen:
-    """A step time. Only steps of one ``process`` are compared with its narrower scatter; launches with one another."""
-
-    boundary: Boundary
-    step_ms: float
-    process: int | None = None
-    """Which survey launch the step was interleaved in; None for a launch of its own."""
-    scatter: float | None = None
-    """Relative scatter of the step; None is that of launches."""
 
 
 class Posterior:
@@ -348,6 +279,14 @@ class Posterior:
         values = self._peaks[self._index[boundary]]
         return float(_normal_cdf((limit_bytes / self._scale - values) / self._spread.run) @ self._weights)
 
+    def safe(self, boundary: Boundary, limit_bytes: int) -> float:
+        """Probability that the mean of a boundary's launches is within the limit, and that one more launch is too."""
+        return float(self._safe(self._index[boundary], limit_bytes) @ self._weights)
+
+    def _safe(self, i: int, limit_bytes: int) -> Floats:
+        room = limit_bytes / self._scale - self._peaks[i]
+        return np.where(room >= 0, _normal_cdf(room / self._spread.run), 0.0)
+
     def over(self, boundary: Boundary, limit_bytes: int) -> float:
         """Probability that the mean peak of a boundary's launches is over the limit."""
         return float((self._peaks[self._index[boundary]] > limit_bytes / self._scale) @ self._weights)
@@ -364,15 +303,19 @@ class Posterior:
     def gain(self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float) -> tuple[float, float]:
         """What launching a boundary may gain over the answer.
 
+        After a survey a launch tells whether it is within the limit, and next to nothing of its price, since launches scatter by
+        more than prices are uncertain: then the mean saving counts. Before, what it would be in each world.
+
         Returns:
-            Expected saving (ms a step, counting only worlds where it is within the limit and cheaper), and the probability that
-            it is within the limit and cheaper by more than ``worth`` of a step.
+            Expected saving (ms a step, counting only worlds where it is safe and cheaper), and the probability that it is safe
+            and cheaper by more than ``worth`` of a step.
         """
         i, j = self._index[boundary], self._index[answer]
-        fits = _normal_cdf((limit_bytes / self._scale - self._peaks[i]) / self._spread.run)
-        saving = self._prices[j] - self._prices[i]
-        expected = float((np.maximum(saving, 0) * fits) @ self._weights)
-        return expected, float(((saving > worth * step_ms) * fits) @ self._weights)
+        safe, saving = self._safe(i, limit_bytes), self._prices[j] - self._prices[i]
+        if self._spread.surveyed:
+            saving = np.full_like(saving, saving @ self._weights)
+        expected = float((np.maximum(saving, 0) * safe) @ self._weights)
+        return expected, float(((saving > worth * step_ms) * safe) @ self._weights)
 
 
 _Place = tuple[int, str, str]

@@ -16,8 +16,9 @@ from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.evidence import Evidence
 from autotune.search.exhaustive import ExhaustiveSampler
+from autotune.search.observations import PeakSeen
 from autotune.search.planner import Planner
-from autotune.search.posterior import PeakSeen, Posterior
+from autotune.search.posterior import Posterior
 from autotune.search.proposal import Sampler, Stop
 
 WORLDS = st.builds(

@@ -1,0 +1,50 @@
+"""When more launches are not worth it, and how far peaks and steps scatter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+JITTER = 0.0005
+"""Relative scatter of a boundary's peak between launches without free routing (on one rank: none)."""
+LEDGER_SCATTER = 0.002
+"""A measured peak is not held closer than this against the ledger's physics, which has no term for every byte."""
+EXPERT_JITTER = 0.006
+"""With free routing of experts (seen between repeats of one setting: 0.55 and 0.66 %)."""
+SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
+"""Times that a survey's errors may be too narrow, with their probabilities."""
+NEAR = 0.98
+"""Share of the limit above which a passing peak is near it (trial/gates.py)."""
+SMALLEST_SCATTER = 0.001
+"""Interleaved steps are never trusted to be better than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """When more launches are not worth it.
+
+    Attributes:
+        worth: A saving below this share of a step is none.
+        chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
+        expected: ... and none is expected to save this share of a step.
+        risk: A passing boundary near the limit is run again while its mean peak is over the limit with this probability ...
+        accepted: ... and is not the answer while it is so with this one, if another passes.
+        doubt: A pair of timed boundaries is repeated where the worlds rank it the other way with this probability.
+        most_runs: ... until each of them was run so often.
+        hopeless: Without a pass: candidates that fit with a smaller probability are not launched, but full and the broadest
+            selective set are ...
+        beyond: ... and those with a smaller one than this are not either once these two failed.
+    """
+
+    worth: float = 0.01
+    chance: float = 0.05
+    expected: float = 0.002
+    risk: float = 0.05
+    accepted: float = 0.05
+    doubt: float = 0.7
+    most_runs: int = 3
+    hopeless: float = 0.05
+    beyond: float = 0.15
+
+
+SURVEYED_RULE = StopRule(chance=0.1, expected=0.003)
+"""After a survey little is left to win: prices and peaks of all settings are known to about a percent."""
