@@ -12,6 +12,9 @@ from autotune.errors import RequestError
 from autotune.workload.catalog import find
 from autotune.workload.workload import Workload
 
+_OF_A_TRIAL = {"ray": "ray", "torch": "torch", "megatron-core": "megatron"}
+"""What a launch needs beside this package, and the package it is found by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -80,4 +83,5 @@ def _no_cpu(request: Request, workload: Workload) -> str | None:
     entry = find(request.recipe)
     if (entry is None and request.backend != "cpu") or (entry is not None and entry.sized_for != "cpu"):
         return f"the recipe is sized for {workload.parallel.world_size} x {workload.hardware.gpu}"
-    return None
+    absent = [name for name, package in _OF_A_TRIAL.items() if importlib.util.find_spec(package) is None]
+    return f"{', '.join(absent)} not installed" if absent else None

@@ -136,6 +136,21 @@ def revisions(workload: Workload) -> Mapping[str, str | None]:
     }
 
 
+def refuse_without_settings(prepared: Prepared) -> None:
+    """Stop where the revision refuses every setting, recompute off among them: then it refuses the workload.
+
+    Raises:
+        RequestError: Nothing can be launched.
+    """
+    if any(candidate.status != "invalid" for candidate in prepared.candidates):
+        return
+    off = next((c for c in prepared.candidates if c.boundary == Boundary.off()), prepared.candidates[0])
+    raise RequestError(
+        "--recipe", prepared.workload.name, f"no recompute setting is valid here, not even {off.boundary.key}: {off.reason}",
+        "change the workload by overrides; autotune plan shows every setting with its reason",
+    )  # fmt: skip
+
+
 def refuse_below_states(prepared: Prepared, limit_bytes: int) -> None:
     """Stop where weights, gradients and optimizer states alone are over the limit.
 

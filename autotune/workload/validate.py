@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from autotune.errors import RequestError
@@ -22,7 +22,7 @@ def validate(workload: Workload) -> Workload:
         RequestError: The first rule that it breaks.
     """
     # One after another: a later check may divide by what an earlier one has found to be zero.
-    for broken in chain.from_iterable(check(workload) for check in (_sizes, _layout, _divisions, _experts, _batch)):
+    for broken in chain.from_iterable(check(workload) for check in (_sizes, _names, _layout, _divisions, _experts, _batch)):
         raise RequestError(*broken)
     load_gpu(workload.hardware.gpu)
     classify(workload)
@@ -48,6 +48,9 @@ def _sizes(workload: Workload) -> Iterator[Broken]:
         "model.expert_model_parallel_size": parallel.expert_model_parallel_size,
         "model.expert_tensor_parallel_size": parallel.expert_tensor_parallel_size,
         "ddp.num_distributed_optimizer_instances": parallel.num_distributed_optimizer_instances,
+        "model.moe_layer_freq": model.moe_layer_freq if isinstance(model.moe_layer_freq, int) else None,
+        "model.linear_attention_freq": model.linear_attention_freq if isinstance(model.linear_attention_freq, int) else None,
+        "model.window_attn_skip_freq": model.window_attn_skip_freq if isinstance(model.window_attn_skip_freq, int) else None,
         "train.seq_length": train.seq_length,
         "train.micro_batch_size": train.micro_batch_size,
         "train.global_batch_size": train.global_batch_size,
@@ -56,6 +59,28 @@ def _sizes(workload: Workload) -> Iterator[Broken]:
     for setting, value in positive.items():
         if value is not None and value <= 0:
             yield setting, value, "has to be positive", f"give {setting}=N with N of at least 1"
+
+
+_NAMES: Mapping[str, tuple[str | None, ...]] = {
+    "model.cuda_graph_impl": ("none", "local", "transformer_engine", "full_iteration"),
+    "model.attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "model.moe_token_dispatcher_type": ("allgather", "alltoall", "flex"),
+    "mixed_precision.fp8": (None, "e4m3", "hybrid"),
+}
+"""Choices that Megatron Core's configuration refuses to go beyond (transformer_config.py, enums.py:AttnBackend at 2a75ac12)."""
+
+
+def _names(workload: Workload) -> Iterator[Broken]:
+    features = workload.features
+    given = {
+        "model.cuda_graph_impl": features.cuda_graph_impl,
+        "model.attention_backend": features.attention_backend,
+        "model.moe_token_dispatcher_type": workload.model.moe_token_dispatcher_type,
+        "mixed_precision.fp8": workload.precision.fp8,
+    }
+    for setting, value in given.items():
+        if value not in _NAMES[setting]:
+            yield setting, value, "is none of Megatron Core's names", f"use one of {', '.join(map(str, _NAMES[setting]))}"
 
 
 def _layout(workload: Workload) -> Iterator[Broken]:

@@ -81,6 +81,14 @@ def test_label_that_the_revision_does_not_accept(invoke: Invoke, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_workload_on_which_no_setting_is_valid(invoke: Invoke, tmp_path: Path) -> None:
+    """Offloading of layers works without a pipeline only: not even recompute off is left."""
+    status, out, err = invoke("run", "--recipe", "kimi_k2", "--mem-target", "80GB", "model.cpu_offloading=true", "--out", "run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("autotune: --recipe='kimi_k2': no recompute setting is valid here, not even off: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_target_below_the_states_alone(invoke: Invoke, tmp_path: Path) -> None:
     status, out, err = invoke(*RUN, "--mem-target", "1GB", "--out", "run")
     assert (status, out) == (3, "")

@@ -13,7 +13,7 @@ from autotune.engine.request import Request
 from autotune.errors import RequestError
 from autotune.workload.catalog import load
 
-HAS_CPU = importlib.util.find_spec("autotune.trial.backends.cpu") is not None
+HAS_CPU = all(importlib.util.find_spec(name) is not None for name in ("ray", "torch", "megatron"))
 
 
 def ask(recipe: str, **fields: Any) -> backends.Choice:
@@ -51,3 +51,10 @@ def test_evidence_means_replay() -> None:
         ask("nemotron3nano", backend="replay")
     with pytest.raises(RequestError, match="no GPU on this machine; use --backend predict"):
         ask("nemotron3nano", backend="gpu")
+
+
+def test_auto_does_not_take_a_cpu_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("ray", "torch") else found(name))
+    choice = ask("llama_tiny")
+    assert choice.name == "predict" and choice.why.endswith("not cpu: ray, torch not installed")

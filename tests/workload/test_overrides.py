@@ -11,6 +11,7 @@ from autotune.workload.catalog import load
 from autotune.workload.fields import HOMES
 from autotune.workload.hydra_values import parse_override, parse_value
 from autotune.workload.overrides import apply
+from autotune.workload.validate import validate
 from autotune.workload.workload import Features, Model, Optimizer, Parallel, Precision, Train
 
 SECTIONS = {
@@ -188,3 +189,26 @@ def test_a_value_that_does_not_fit_is_named_alone() -> None:
     with pytest.raises(RequestError) as caught:
         apply(load("nemotron3nano"), ["train.global_batch_size=16", "model.num_layers=abc", "train.micro_batch_size=1"])
     assert str(caught.value) == "model.num_layers='abc': Expected `int`, got `str`; give a value of that type"
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        (
+            "model.moe_layer_freq=0",
+            "model.moe_layer_freq=0: has to be positive; give model.moe_layer_freq=N with N of at least 1",
+        ),
+        (
+            "model.attention_backend=flashy",
+            "model.attention_backend='flashy': is none of Megatron Core's names; use one of auto, flash, fused, unfused, local",
+        ),
+        (
+            "mixed_precision.fp8=e5m2",
+            "mixed_precision.fp8='e5m2': is none of Megatron Core's names; use one of None, e4m3, hybrid",
+        ),
+    ],
+)
+def test_values_that_megatron_refuses(override: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        validate(apply(load("moonlight16b"), [override]))
+    assert str(caught.value) == text
