@@ -102,7 +102,7 @@ def output_projection(ctx: Context, name: str, attention_out: Tensor, width_in: 
     """The row-parallel output projection; under FP8 it keeps its own quantized copy beside the BF16 attention output."""
     s = ctx.sizes
     saves: tuple[Tensor, ...] = (attention_out,)
-    if ctx.workload.precision.fp8:
+    if ctx.workload.precision.fp8 or ctx.workload.precision.fp4:
         saves = (
             attention_out,
             Tensor(

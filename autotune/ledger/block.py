@@ -10,6 +10,9 @@ from autotune.ledger.sizes import Sizes
 from autotune.ledger.stack import ResolvedStack
 from autotune.workload.workload import Workload
 
+NVFP4_BLOCK = 16
+"""Elements that share one scale of one byte (common/recipe: NVFP4_BLOCK_SCALING_SIZE at 2.17.1)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
@@ -54,7 +57,13 @@ class Context:
     """The CPU stand-in for Transformer Engine: it saves what it is given and makes no contiguous copies."""
 
     def gemm_input(self, elements: int) -> int:
-        """Bytes of a tensor that only a GEMM saves; one byte under FP8 (TE module/linear.py keeps the quantized copy)."""
+        """Bytes of a tensor that only a GEMM saves.
+
+        One byte an element under FP8, half a byte and a scale for every 16 under NVFP4: TE module/linear.py:_Linear.forward at
+        2.17.1 keeps the quantized copy for the weight gradient only; tensor/nvfp4_tensor.py:NVFP4Quantizer.make_empty.
+        """
+        if self.workload.precision.fp4:
+            return elements // 2 + elements // NVFP4_BLOCK
         if self.workload.precision.fp8:
             scales = elements // 32 if self.workload.precision.fp8_recipe == "mxfp8" else 0
             return elements + scales

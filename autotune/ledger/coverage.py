@@ -25,9 +25,9 @@ _RULES: tuple[_Rule, ...] = (
         f"only {', '.join(sorted(ADAPTER_TARGETS))} are modelled",
     ),
     (
-        "precision.fp8",
-        lambda w: w.features.peft is not None and w.precision.fp8 is not None,
-        "what frozen FP8 layers keep is not modelled",
+        "features.peft",
+        lambda w: w.features.peft is not None and (w.precision.fp8 or w.precision.fp4) is not None,
+        "what frozen FP8 or FP4 layers keep is not modelled",
     ),
     (
         "features.offload_modules",
@@ -40,7 +40,6 @@ _RULES: tuple[_Rule, ...] = (
         lambda w: w.features.transformer_impl not in {"transformer_engine", "local"},
         "only transformer_engine and local are modelled",
     ),
-    ("precision.fp4", lambda w: w.precision.fp4 is not None, "FP4 copies of weights and activations are not modelled"),
     (
         "precision.disable_parameter_transpose_cache",
         lambda w: w.precision.fp8 is not None and not w.precision.fp8_param and w.precision.disable_parameter_transpose_cache,
@@ -63,13 +62,13 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         "optimizer.use_megatron_fsdp",
-        lambda w: w.optimizer.use_megatron_fsdp and w.precision.fp8 is not None,
-        "FP8 copies of sharded weights are not modelled",
+        lambda w: w.optimizer.use_megatron_fsdp and (w.precision.fp8 or w.precision.fp4) is not None,
+        "FP8 or FP4 copies of sharded weights are not modelled",
     ),
     (
         "model.experimental_attention_variant",
         lambda w: w.model.experimental_attention_variant not in _VARIANTS,
-        "only gated delta net is modelled",
+        "only gated delta net is modelled; sparse attention's indexer, its scores and its top-k are not",
     ),
     (
         "model.position_embedding_type",
@@ -112,20 +111,47 @@ UNREAD: Mapping[str, str] = {
 """Fields of a Workload that the ledger need not read, each with its reason; all others are read or named by a rule."""
 
 
+GAPS: Mapping[str, str] = {
+    "use_transformer_engine_op_fuser": "Transformer Engine's fused operations save other tensors than its modules",
+    "moe_paged_stash": "the stash is as large as its own capacity setting, and experts run in it",
+    "moe_expert_rank_capacity_factor": "sizes the paged stash",
+    "min_offloaded_tensor_size": "the ledger offloads tensors from 2^20 elements on",
+    "activation_offload_fraction": "which groups of a chunk stay is not modelled",
+    "delta_offload_bytes_across_pp_ranks": "which groups of a stage stay is not modelled",
+    "delay_offload_until_cuda_graph": "what waits for a replay is not modelled",
+    "cpu_offloading_weights": "weights on the host are not modelled",
+    "fsdp_double_buffer": "FSDP's fixed buffers are not modelled",
+    "nccl_ub": "registered buffers are not modelled",
+    "outer_dp_sharding_strategy": "FSDP's second sharding is not modelled",
+    "fp4_param": "FP4 parameters are not modelled",
+    "fp4_param_gather": "FP4 parameters are not modelled",
+    "ep_overlap_early_attn_memory_release": "the other order of a pair's nodes is not modelled",
+    "cuda_graph_retain_backward_graph": "a capture that keeps its autograd graph keeps its tensors, which is not modelled",
+    "sequence_parallel_input_regather": "adapters that gather again in backward are not modelled",
+    "share_expert_adapters": "one adapter for each local expert is not modelled",
+    "experts_shared_outer_loras": "adapters shared in part are not modelled",
+    "enable_hyper_connections": "the streams of hyper-connections are not modelled",
+}
+"""Settings without a field in a Workload that move memory in a way the ledger does not know, each with what is missing."""
+
+
 def coverage(workload: Workload) -> Coverage:
     """Whether the ledger knows everything about a workload.
 
     Returns:
         Every setting that it does not know, by its name, with a word on why.
     """
-    reasons = [f"{name} (never heard of)" for name in workload.other if not _neutral(name)]
+    reasons = [f"{name} ({GAPS.get(_leaf(name), 'never heard of')})" for name in workload.other if not _neutral(name)]
     reasons += [f"{name}={_value(workload, name)} ({why})" for name, applies, why in _RULES if applies(workload)]
     return Coverage(covered=not reasons, reasons=tuple(reasons))
 
 
 def _neutral(name: str) -> bool:
-    leaf = name.rsplit(".", 1)[-1].lstrip("-").replace("-", "_")
-    return leaf in NEUTRAL or leaf in NEUTRAL_ARGS
+    return _leaf(name) in NEUTRAL or _leaf(name) in NEUTRAL_ARGS
+
+
+def _leaf(name: str) -> str:
+    return name.rsplit(".", 1)[-1].lstrip("-").replace("-", "_")
 
 
 def _value(workload: Workload, name: str) -> object:

@@ -53,7 +53,7 @@ class Network:
     def _stays_bf16(self, index: int) -> bool:
         """Whether a layer is kept out of FP8 (fp8_utils.py:is_first_last_bf16_layer at 24bad8e6)."""
         precision = self.ctx.workload.precision
-        if not precision.fp8 or not precision.first_last_layers_bf16:
+        if not (precision.fp8 or precision.fp4) or not precision.first_last_layers_bf16:
             return False
         last = self.ctx.workload.model.num_layers - precision.num_layers_at_end_in_bf16
         return index < precision.num_layers_at_start_in_bf16 or index >= last

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.ledger.allocator import unsplit_bytes
-from autotune.ledger.block import Context, Param
+from autotune.ledger.block import NVFP4_BLOCK, Context, Param
 from autotune.ledger.fsdp import gathered_weights, sharding, waiting_gradients
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
@@ -215,6 +215,9 @@ def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
     precision, width = ctx.workload.precision, ctx.sizes.width
     gemm = sum(p.numel for p in params if p.gemm and p.quantized and p.name != "head.output")
     rest = sum(p.numel for p in params) - gemm
+    if precision.fp4:
+        # both directions of each weight are cached beside BF16, half a byte and its scales an element
+        return width * (gemm + rest) + 2 * (gemm // 2 + gemm // NVFP4_BLOCK)
     if not precision.fp8:
         return width * (gemm + rest)
     directions = 2 if ctx.stack.sm < 100 or precision.fp8_recipe in ("blockwise", "mxfp8") else 1

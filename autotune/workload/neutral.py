@@ -124,7 +124,6 @@ NEUTRAL: Mapping[str, str] = {
     "mamba_stack_spec": "which function builds the layers; the fields it reads are read",
     "hybrid_stack_spec": "which function builds the layers; the fields it reads are read",
     "deallocate_pipeline_outputs": "Megatron's schedules always run with it under Bridge and Megatron-LM",
-    "fp4_param": _ALIAS,
     "fp8_param_gather": _ALIAS,
     "grad_reduce_in_fp32": "precision.grad_dtype says it",
     "inference_cuda_graph_scope": _INFERENCE,

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.ledger.coverage import _RULES, UNREAD, coverage
+from autotune.ledger.coverage import _RULES, GAPS, UNREAD, coverage
 from autotune.workload.megatron_args import workload_from_args
+from autotune.workload.neutral import NEUTRAL
+from autotune.workload.neutral_args import NEUTRAL_ARGS
 from autotune.workload.workload import Features, Model, Optimizer, Parallel, Precision, Train, Workload
 
 GPT: dict[str, Any] = {
@@ -69,7 +71,6 @@ def test_a_plain_model_is_covered() -> None:
         ({"use_torch_fsdp2": True}, "optimizer.use_torch_fsdp2"),
         ({"experimental_attention_variant": "dsa"}, "model.experimental_attention_variant"),
         ({"position_embedding_type": "relative"}, "model.position_embedding_type"),
-        ({"fp4_format": "e2m1"}, "precision.fp4"),
     ],
 )
 def test_known_gaps_are_named_with_their_value(change: dict[str, Any], name: str) -> None:
@@ -81,3 +82,11 @@ def test_known_gaps_are_named_with_their_value(change: dict[str, Any], name: str
 def test_names_never_heard_of_are_named_and_neutral_ones_are_not() -> None:
     workload = replace(small(), other={"model.brand_new": 1, "--shiny": True, "model.rotary_base": 5, "--mscale": 1.0})
     assert coverage(workload).reasons == ("model.brand_new (never heard of)", "--shiny (never heard of)")
+
+
+def test_gaps_without_a_field_say_what_is_missing_and_are_not_neutral_too() -> None:
+    workload = replace(small(), other={"--use-transformer-engine-op-fuser": True})
+    assert coverage(workload).reasons == (
+        "--use-transformer-engine-op-fuser (Transformer Engine's fused operations save other tensors than its modules)",
+    )
+    assert not (set(GAPS) & (set(NEUTRAL) | set(NEUTRAL_ARGS)))
