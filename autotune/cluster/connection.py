@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.errors import RequestError
+from autotune.errors import RequestError, StoppedError
 
 NAMESPACE = "autotune"
 _QUIET = {
@@ -25,6 +25,7 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "30",
     "RAY_raylet_death_check_interval_milliseconds": "1000",  # Slots end with their raylet, ranks with their slot; default 10 s.
 }
+_COMMON: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 _LOCAL_STORE_BYTES = 128 * 2**20
 
 
@@ -38,6 +39,7 @@ def connect(address: str | None, *, local_cpus: int) -> Mapping[str, float]:
 
     Raises:
         RequestError: There is no cluster at the address.
+        StoppedError: One of our own did not start, twice.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -45,28 +47,50 @@ def connect(address: str | None, *, local_cpus: int) -> Mapping[str, float]:
 
     address = address or os.environ.get("RAY_ADDRESS") or None
     if not ray.is_initialized():
-        common: dict[str, Any] = dict(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if address is None or address == "local":
-                ray.init(
-                    address="local",
-                    num_cpus=local_cpus,
-                    num_gpus=_local_gpus(),
-                    include_dashboard=False,
-                    object_store_memory=_LOCAL_STORE_BYTES,
-                    _node_ip_address="127.0.0.1",
-                    **common,
-                )
+                _start_own(local_cpus)
             else:
-                try:
-                    ray.init(address=address, **common)
-                except (ConnectionError, ValueError, RuntimeError) as error:
-                    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    raise RequestError(
-                        "--address", address, f"no Ray cluster answers there ({first[:200]})", "start one, or leave --address out"
-                    ) from None
+                _join(address)
     return dict(ray.cluster_resources())
+
+
+def _start_own(cpus: int) -> None:
+    import ray
+
+    for attempt in (1, 2):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                num_gpus=_local_gpus(),
+                include_dashboard=False,
+                object_store_memory=_LOCAL_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                **_COMMON,
+            )
+        except Exception as error:  # Ray has no type of its own for a cluster that does not start.
+            disconnect()
+            if attempt == 2:
+                text = f"Ray did not start on this machine ({_first_line(error)}); it may be too busy: try again with --resume"
+                raise StoppedError(text) from error
+        else:
+            return
+
+
+def _join(address: str) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, **_COMMON)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        rule = f"no Ray cluster answers there ({_first_line(error)})"
+        raise RequestError("--address", address, rule, "start one, or leave --address out") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def disconnect() -> None:

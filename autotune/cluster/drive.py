@@ -110,7 +110,7 @@ class _Running:
         if not first and before == (self.step, self.highest_bytes):
             return None
         figures = {"rank": rank, "step": self.step, "steps": self.request.steps, "peak_bytes": self.highest_bytes}
-        figures |= {"phase": phase} if line["event"] == "phase" else {}
+        figures["phase"] = phase if line["event"] == "phase" else "between_steps"
         if self.step_s:
             # The first step makes the optimizer state and compiles: later ones are the better guess.
             figures["left_s"] = self.step_s[-1] * max(0, self.request.steps - self.step)
@@ -161,6 +161,8 @@ class TuneDriver:
                 )
                 tuner.fit()
         except ray.exceptions.RayError as error:
+            if self._error is not None:
+                raise self._error from error
             raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
         finally:
             shutil.rmtree(storage, ignore_errors=True)

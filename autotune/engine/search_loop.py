@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from autotune.engine.events import Event, OnEvent
 from autotune.engine.run_directory import RunDirectory
+from autotune.errors import StoppedError
 from autotune.records import to_builtins
 from autotune.search.evidence import Evidence
 from autotune.search.proposal import Proposal, Sampler, Stop
@@ -60,14 +62,24 @@ class SearchLoop:
     _pending: dict[int, Proposal] = field(default_factory=dict)
 
     def run(self) -> Stop:
-        """Search until the sampler is done or the budget is spent (trials of earlier sittings count)."""
-        self._resume()
-        if isinstance(self.backend, Driver):
-            if self._look() is None:
-                self.backend.drive(self, self.directory.path)
-        else:
-            while (request := self.next_request()) is not None:
-                self.accept(request, self.backend.run(request, partial(self.progress, request)))
+        """Search until the sampler is done or the budget is spent (trials of earlier sittings count).
+
+        Raises:
+            StoppedError: The cluster was lost, or the disk is full; the run can be resumed.
+        """
+        try:
+            self._resume()
+            if isinstance(self.backend, Driver):
+                if self._look() is None:
+                    self.backend.drive(self, self.directory.path)
+            else:
+                while (request := self.next_request()) is not None:
+                    self.accept(request, self.backend.run(request, partial(self.progress, request)))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            where = f"{self.directory.path}: {error.strerror}"
+            raise StoppedError(f"the run directory cannot be written any more ({where}); make room and add --resume") from error
         assert self.stop is not None
         return self.stop
 

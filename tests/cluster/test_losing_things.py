@@ -89,3 +89,22 @@ def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: st
     assert told["status"] == 4, told
     assert wait_for(lambda: not marked(mark), 180) is not None, marked(mark)
     check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
+
+
+def test_disk_full(tmp_path: Path, toy_environment: dict[str, str], mark: str) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        folder = disk / "run"
+        told = finish(start(folder, toy_environment))
+        assert told["status"] == 4, told
+        assert "No space left on device" in told["stop"] or "infrastructure" in told["stop"]
+        before = records(folder)
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
+        assert wait_for(lambda: not marked(mark), 180) is not None, marked(mark)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)

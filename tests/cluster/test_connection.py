@@ -1,0 +1,48 @@
+"""A cluster that does not start or does not answer is one line, never a traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.cluster import connection
+from autotune.errors import ExitStatus, RequestError, StoppedError
+
+
+def test_a_cluster_of_our_own_that_does_not_start_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    tried: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> None:
+        tried.append(options)
+        raise Exception("The current node timed out during startup. This could happen")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(StoppedError, match=r"Ray did not start on this machine \(The current node timed out") as stopped:
+        connection.connect(None, local_cpus=2)
+    assert len(tried) == 2 and stopped.value.exit_status == ExitStatus.STOPPED
+    # Nothing of it listens beyond this machine.
+    assert all(options["_node_ip_address"] == "127.0.0.1" and options["include_dashboard"] is False for options in tried)
+
+
+def test_an_address_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(**options: Any) -> None:
+        raise ConnectionError(f"Could not find any running Ray instance at {options['address']}\nmore")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(RequestError, match=r"--address='10.0.0.9:1': no Ray cluster answers there \(Could not find any"):
+        connection.connect("10.0.0.9:1", local_cpus=2)
+
+
+def test_whose_cluster_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert connection.is_own(None) and connection.is_own("local") and not connection.is_own("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert not connection.is_own(None)
