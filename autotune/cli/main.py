@@ -17,6 +17,7 @@ from autotune.cli.plan import plan
 from autotune.cli.recipes import recipes
 from autotune.cli.report import report
 from autotune.cli.run import run
+from autotune.cli.watch import watch
 from autotune.errors import AutotuneError, ExitStatus
 
 _MACHINE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -122,5 +123,5 @@ def cli() -> None:
     """
 
 
-for _command in (run, plan, recipes, report, diagnose, doctor):
+for _command in (run, plan, recipes, report, watch, diagnose, doctor):
     cli.add_command(_command)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from autotune.cli.options import format_option, make_request, request_options, verbosity_options
 from autotune.errors import RequestError
-
-if TYPE_CHECKING:
-    from autotune.engine.events import Event
 
 _EPILOG = """\b
 Examples:
@@ -38,14 +35,12 @@ def run(verbosity: Any, /, format_: str, **options: Any) -> int:
     if options["mem_target"] is None:
         raise RequestError("--mem-target", None, "the limit to fit under is missing", "give for example --mem-target 75GB")
     request = make_request(**options)
+    from autotune.cli.display import RunDisplay
     from autotune.engine.run import run as run_engine
     from autotune.report.write import write_outputs
 
-    def show(event: Event) -> None:
-        if verbosity.verbose or not (verbosity.quiet or event.kind == "trial_progress"):
-            click.echo(event.text, err=True)
-
-    recommendation = run_engine(request, show)
+    with RunDisplay(verbose=verbosity.verbose, quiet=verbosity.quiet) as display:
+        recommendation = run_engine(request, display.show)
     assert recommendation.run_directory is not None
     folder = Path(recommendation.run_directory)
     view, facts = write_outputs(folder)
