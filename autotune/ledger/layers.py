@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.attention import attention_block
@@ -77,16 +77,25 @@ class ChunkCost:
     forward: Peak
     loss: Peak | None
     backward: Peak
+    _terms: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    """Worked out once: stages share the costs of equal chunks."""
 
-    def held(self) -> dict[str, int]:
+    def held(self) -> Mapping[str, int]:
         """Bytes kept from forward to backward by term group."""
-        out: dict[str, int] = {}
-        for step in self.steps:
-            add_terms(out, step.held)
-        return out
+        if "held" not in self._terms:
+            out: dict[str, int] = {}
+            for step in self.steps:
+                add_terms(out, step.held)
+            self._terms["held"] = out
+        return self._terms["held"]
 
-    def terms(self, phase: str) -> dict[str, int]:
+    def terms(self, phase: str) -> Mapping[str, int]:
         """The peak of a phase by term group."""
+        if phase not in self._terms:
+            self._terms[phase] = self._work_out(phase)
+        return self._terms[phase]
+
+    def _work_out(self, phase: str) -> dict[str, int]:
         peak = {"forward": self.forward, "loss": self.loss or self.forward, "backward": self.backward}[phase]
         out: dict[str, int] = {}
         for step in self.steps[: peak.step]:

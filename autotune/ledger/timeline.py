@@ -61,22 +61,25 @@ class Iteration:
 
     name: str
     costs: list[ChunkCost]
-    parts: Mapping[str, list[Mapping[str, int]]]
+    base: Mapping[str, tuple[Mapping[str, int], int]]
+    """What lies under each phase whatever the boundary, by term group, and its sum."""
+    extra: Mapping[str, Mapping[str, int]]
+    """What lies under a phase because of the boundary, chunks that run left out."""
     runs: Mapping[str, tuple[int, Moment]]
 
     def levels(self) -> dict[str, int]:
         """Peak of every phase in bytes."""
+        none: Mapping[str, int] = {}
         return {
-            phase: sum(sum(part.values()) for part in parts) + (self.runs[phase][0] if phase in self.runs else 0)
-            for phase, parts in self.parts.items()
+            phase: total + sum(self.extra.get(phase, none).values()) + (self.runs[phase][0] if phase in self.runs else 0)
+            for phase, (_, total) in self.base.items()
             if phase in self.runs or phase not in _RUNNING
         }
 
     def peak(self, phase: str) -> PhasePeak:
         """One phase with its terms."""
-        terms: dict[str, int] = {}
-        for part in self.parts[phase]:
-            add_terms(terms, part)
+        terms = dict(self.base[phase][0])
+        add_terms(terms, self.extra.get(phase, {}))
         if phase in self.runs:
             moment = self.runs[phase][1]
             if moment.beside is None:
@@ -138,6 +141,7 @@ class Timeline:
         ]
         self._alone = [stage.alone for stage in self.stages]
         self._graphs: dict[tuple[int, frozenset[str]], GraphBytes] = {}
+        self._bases: dict[tuple[int, str, bool], dict[str, tuple[Mapping[str, int], int]]] = {}
 
     def iterations(self, stage: StageModel, boundary: Boundary, *, first: bool) -> list[Iteration]:
         """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
@@ -174,34 +178,51 @@ class Timeline:
         return Offload(modules=modules, whole=whole, keeps_last=last, width=self.ctx.sizes.width)
 
     def _iteration(self, stage: StageModel, boundary: Boundary, name: str) -> Iteration:
+        captured = name == "after_capture"
         alone = name != "first" and self._alone[stage.index]
-        static = stage.static
-        base: list[Mapping[str, int]] = [static.always]
-        if name != "first":
-            base.append(static.after_step)
-        if name == "after_capture":
-            base.append({"graph_pool": self.graphs(stage, boundary).static_bytes})
-        warm = [*base, static.after_backward]
-        hidden = self.ctx.sizes.hidden_bytes
-        received = {"p2p": stage.tensors.in_forward * hidden}
-        returned = {"p2p": stage.tensors.in_backward * hidden}
-        left = {"p2p": stage.tensors.after_step * hidden}
-        cold = name == "first" and not stage.first_backward_before_peak
+        costs = self._costs(stage, boundary, pooled=captured, retains=alone)
+        retained = {"retained": sum(cost.retained_bytes for cost in costs)}
+        extra: dict[str, Mapping[str, int]] = {"grad_sync": retained, "optimizer": retained}
+        if captured:
+            graphs = self.graphs(stage, boundary)
+            static = {"graph_pool": graphs.static_bytes}
+            extra |= dict.fromkeys(_RUNNING, static) | {phase: {**retained, **static} for phase in ("grad_sync", "optimizer")}
+            extra["after_capture"] = {**retained, "graph_pool": graphs.static_bytes + graphs.pool_bytes}
         keeps_mask = boundary.granularity == "full" or "core_attn" in boundary.modules
-        costs = self._costs(stage, boundary, pooled=name == "after_capture", retains=alone)
-        synced = [*warm, left, {"retained": sum(cost.retained_bytes for cost in costs)}]
-        deferred = static.in_schedule
-        forward = [*(base if cold else warm), received, deferred, static.in_forward]
-        parts: dict[str, list[Mapping[str, int]]] = {
+        key = (stage.index, name, keeps_mask)
+        if key not in self._bases:
+            self._bases[key] = self._base(stage, name, keeps_mask=keeps_mask)
+        return Iteration(name=name, costs=costs, base=self._bases[key], extra=extra, runs=_runs(stage.moments, costs))
+
+    def _base(self, stage: StageModel, name: str, *, keeps_mask: bool) -> dict[str, tuple[Mapping[str, int], int]]:
+        """What lies under each phase of an iteration, whatever the boundary, with its sum."""
+        static, hidden = stage.static, self.ctx.sizes.hidden_bytes
+        base = [static.always, *([static.after_step] if name != "first" else [])]
+        warm = [*base, static.after_backward]
+        cold = name == "first" and not stage.first_backward_before_peak
+        synced = [*warm, {"p2p": stage.tensors.after_step * hidden}]
+        forward = [
+            *(base if cold else warm), {"p2p": stage.tensors.in_forward * hidden}, static.in_schedule, static.in_forward
+        ]  # fmt: skip
+        returned = {"p2p": stage.tensors.in_backward * hidden}
+        parts: dict[str, list[dict[str, int]]] = {
             "forward": forward,
             "loss": forward,
-            "backward": [*warm, returned, deferred, static.in_backward, *([static.in_forward] if keeps_mask else [])],
+            "backward": [
+                *warm, returned, static.in_schedule, static.in_backward, *([static.in_forward] if keeps_mask else [])
+            ],
             "grad_sync": synced,
             "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
-        }
+        }  # fmt: skip
         if name == "after_capture":
-            parts["after_capture"] = [*synced, {"graph_pool": self.graphs(stage, boundary).pool_bytes}]
-        return Iteration(name=name, costs=costs, parts=parts, runs=_runs(stage.moments, costs))
+            parts["after_capture"] = synced
+        out: dict[str, tuple[Mapping[str, int], int]] = {}
+        for phase, under in parts.items():
+            terms: dict[str, int] = {}
+            for part in under:
+                add_terms(terms, part)
+            out[phase] = (terms, sum(terms.values()))
+        return out
 
     def graphs(self, stage: StageModel, boundary: Boundary) -> GraphBytes:
         """What the graphs of a stage hold: ledger/graphs.py says what of it is allocated when."""
