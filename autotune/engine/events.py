@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-EventKind = Literal["workload", "backend", "note", "trial_started", "trial_progress", "trial_ended", "finished"]
+EventKind = Literal["workload", "backend", "note", "trial_started", "trial_progress", "trial_ended", "prediction", "finished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

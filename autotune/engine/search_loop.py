@@ -21,6 +21,7 @@ from autotune.trial.record import TrialRecord
 from autotune.units import format_gb
 
 if TYPE_CHECKING:
+    from autotune.engine.calibration import Calibrator
     from autotune.search.planner import Planner
     from autotune.search.study import Started, StudyLog
     from autotune.trial.survey.plan import SurveyPlan
@@ -57,6 +58,8 @@ class SearchLoop:
     """Of all trials together, by their wall time and the world size; no trial is begun after it."""
     survey: SurveyPlan | None = None
     """What a proposed survey is to do; None where the sampler proposes none."""
+    calibrator: Calibrator | None = None
+    """Compares each measurement with its prediction and learns from it."""
     stop: Stop | None = None
     _left: list[Started] = field(default_factory=list)
     _pending: dict[int, Proposal] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class SearchLoop:
 
     def accept(self, request: TrialRequest, record: TrialRecord) -> None:
         """Take the result of a trial."""
-        record = self._compared(record)
+        record = self._against_prediction(self._compared(record))
         self.directory.save(record)
         self._tell(record, self._pending.pop(request.number))
 
@@ -172,6 +175,8 @@ class SearchLoop:
 
     def _take(self, record: TrialRecord, proposal: Proposal) -> Verdict:
         """Give a record to the sampler, with what its survey found where it was one."""
+        if self.calibrator is not None:
+            self.calibrator.take(record)
         if not proposal.survey:
             return self.sampler.tell(record)
         from autotune.engine.survey_stage import findings_of
@@ -198,6 +203,15 @@ class SearchLoop:
         if other is None or other.boundary == record.boundary or record.kind == "predicted":
             return record
         return replace(record, details={**record.details, "comparison": to_builtins(compare(record, other))})
+
+    def _against_prediction(self, record: TrialRecord) -> TrialRecord:
+        """Note how far the prediction made before the trial was from it."""
+        error = self.calibrator.error(record) if self.calibrator is not None else None
+        if error is None:
+            return record
+        data = {"number": record.number, "name": record.boundary.key, **to_builtins(error)}
+        self.on_event(Event(kind="prediction", text=f"trial {record.number}: {record.boundary.key}: {error.text}", data=data))
+        return replace(record, details={**record.details, "prediction": to_builtins(error)})
 
     @property
     def gpu_hours(self) -> float:

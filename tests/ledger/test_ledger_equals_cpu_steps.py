@@ -1,0 +1,146 @@
+"""The ledger's phase peaks against real Megatron Core steps on CPU ranks: layer kinds, layouts, labels, full recompute.
+
+Real forward, loss, backward, gradient synchronisation and optimizer step of tiny random shapes; every phase of a first and of
+a second step is compared. What may differ is named: ``allowances``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger_workloads import small
+
+from autotune.boundary.boundary import Boundary
+from autotune.ledger.ledger import Ledger
+from autotune.trial.launch import Zygote, run_trial
+from autotune.trial.record import TrialRecord
+from autotune.trial.spec import TrialSpec
+from autotune.workload.workload import Workload
+
+pytest.importorskip("megatron.core")
+pytestmark = pytest.mark.slow
+
+PHASES = ("forward", "loss", "backward", "grad_sync", "optimizer")
+SMALL_BLOCKS = 40 * 1024
+"""Scalars, flags, masks and statistics of under 4 KiB, each in a block of at least 512 bytes."""
+LOCALS = 0.032
+"""Of forward and backward where a checkpoint runs layers without gradients or again: Python names keep tensors that have no
+saver there; those of experts and MLP are known one by one, those of small ones (rotary embedding, latents) are not."""
+TWO = {"world_size": 2}
+TENSOR = {**TWO, "tensor_model_parallel_size": 2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tp": TENSOR,
+    "sp": {**TENSOR, "sequence_parallel": True},
+    "pp": {**TWO, "pipeline_model_parallel_size": 2},
+    "dp": TWO,
+    "ep": {**TWO, "expert_model_parallel_size": 2},
+    "sp+ep": {**TENSOR, "sequence_parallel": True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+}
+CASES = [  # preset, layout, boundary
+    ("dense", "one", "[]"), ("dense", "one", "mlp"), ("dense", "one", "core_attn"), ("dense", "one", "full/uniform/1"),
+    ("dense", "one", "full/uniform/2"), ("dense", "one", "full/block/1"), ("dense", "tp", "mlp"), ("dense", "sp", "mlp"),
+    ("dense", "sp", "full/uniform/1"), ("dense", "pp", "mlp"), ("dense", "dp", "[]"), ("gqa", "tp", "core_attn"),
+    ("gqa_qk_norm", "one", "core_attn+mlp"), ("output_gate", "one", "core_attn"),
+    ("moe", "one", "[]"), ("moe", "one", "layernorm"), ("moe", "one", "moe_act"), ("moe", "one", "shared_experts"),
+    ("moe", "one", "moe"), ("moe", "one", "layernorm+moe_act+shared_experts"), ("moe", "one", "full/uniform/1"),
+    ("moe", "pp", "moe"), ("moe", "ep", "moe_act"), ("moe", "ep", "moe"),
+    ("mla", "one", "mla_up_proj"), ("mla", "one", "core_attn+layernorm"), ("mla_query_latent", "one", "mla_up_proj+mlp"),
+    ("mla_moe", "one", "mla_up_proj+layernorm+moe_act"), ("mla_moe", "sp+ep", "mla_up_proj+layernorm+moe_act"),
+    ("mla_moe", "pp", "full/uniform/1"),
+    ("gdn", "one", "gdn_norm_out"), ("gdn", "tp", "mlp"), ("hybrid", "one", "full/uniform/1"), ("hybrid", "sp", "core_attn"),
+]  # fmt: skip
+
+
+def boundary_of(key: str) -> Boundary:
+    if key.startswith("full/"):
+        _, method, layers = key.split("/")
+        return Boundary.full(method, int(layers))  # type: ignore[arg-type]
+    return Boundary.selective([] if key == "[]" else key.split("+"))
+
+
+def workload_of(preset: str, layout: str, draw: random.Random) -> Workload:
+    """A preset with a random sequence, batch and widths."""
+    batch = draw.choice([1, 2])
+    workload = small(
+        preset,
+        parallel=LAYOUTS[layout],
+        # Several micro batches: a pipeline needs them, and the dummy weight gradients are then there from the second on.
+        train={"seq_length": draw.choice([64, 128, 192]), "micro_batch_size": batch, "global_batch_size": 4 * batch},
+        stack={"megatron_core": version("megatron-core")},
+        model={"ffn_hidden_size": 128 * draw.randint(2, 9), "vocab_size": 256 * draw.randint(2, 5)},
+    )
+    if workload.model.num_moe_experts:
+        experts = {"num_moe_experts": draw.choice([4, 8]), "moe_ffn_hidden_size": 64 * draw.randint(2, 9)}
+        workload = replace(workload, model=replace(workload.model, **experts))
+    return workload
+
+
+def allowances(workload: Workload, boundary: Boundary, phase: str, measured: int) -> int:
+    """How far a phase may be off, in bytes, and why."""
+    replays = boundary.granularity == "full" or bool(boundary.modules)
+    parallel, sizes = workload.parallel, Ledger(workload, variant="stand_in").context.sizes
+    allowed = SMALL_BLOCKS + round(LOCALS * measured) * (replays and phase in ("forward", "backward"))
+    if phase == "grad_sync" and parallel.sequence_parallel:
+        # finalize_model_grads.py flattens the gradients of what tensor-parallel ranks hold whole: norms, router, MLA's down
+        # projections.
+        stage = Ledger(workload, variant="stand_in")._network.stages[0]
+        whole = [p for chunk in stage.chunks for built in chunk for p in built.params if "down" in p.name or not p.matrix]
+        allowed += 4 * sum(p.numel for p in whole if not p.name.startswith(("embedding", "head.output")))
+    if parallel.pipeline_model_parallel_size > 1:
+        allowed += sizes.hidden_bytes  # the schedule's locals: one received gradient; or a kept leaf that is also retained
+    if workload.model.num_moe_experts and parallel.expert_model_parallel_size > 1:
+        allowed += measured // 100  # routing is free: ranks get more or fewer tokens than the balanced share
+    if workload.model.hybrid_layer_pattern and parallel.sequence_parallel:
+        allowed += measured // 400  # the scan's states
+    return allowed
+
+
+def differences(record: TrialRecord, workload: Workload, boundary: Boundary) -> list[str]:
+    """Every phase of every rank that is farther from the ledger than it may be."""
+    prediction = Ledger(workload, variant="stand_in").predict(boundary)
+    per_stage = workload.parallel.world_size // workload.parallel.pipeline_model_parallel_size
+    wrong = []
+    for rank, reported in record.ranks.items():
+        said = {(p.iteration, p.phase): p.peak_bytes for p in prediction.stages[rank // per_stage].phases}
+        for iteration in reported.iterations:
+            name = "first" if iteration["step"] == 1 else "steady"
+            for phase in PHASES:
+                if phase not in iteration["phases"] or (name, phase) not in said:
+                    continue
+                measured, expected = iteration["phases"][phase], said[(name, phase)]
+                if abs(expected - measured) > allowances(workload, boundary, phase, measured):
+                    wrong.append(f"rank {rank} {name} {phase}: ledger {expected}, measured {measured} ({expected - measured:+d})")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with Zygote("cpu", loop="core", log=tmp_path_factory.mktemp("ledger") / "zygote.log") as made:
+        yield made
+
+
+@pytest.mark.parametrize(("preset", "layout", "key"), CASES)
+def test_phases_of_real_steps(zygote: Zygote, tmp_path: Path, preset: str, layout: str, key: str) -> None:
+    draw = random.Random(f"{preset} {layout} {key}")
+    workload, boundary = workload_of(preset, layout, draw), boundary_of(key)
+    spec = TrialSpec(
+        number=1,
+        workload=workload,
+        boundary=boundary,
+        world_size=workload.parallel.world_size,
+        steps=2,
+        backend="cpu",
+        loop="core",
+        folder=str(tmp_path),
+    )
+    record = run_trial(spec, zygote=zygote)
+    assert record.completed, record.failure
+    wrong = differences(record, workload, boundary)
+    assert not wrong, f"{workload.train} {workload.model.ffn_hidden_size}\n" + "\n".join(wrong)
