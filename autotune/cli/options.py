@@ -61,7 +61,11 @@ def request_options(command: F) -> F:
             show_default=True,
             help="Where trials run. auto takes gpu, cpu or predict, whichever this machine and the recipe allow, and says why.",
         ),
-        click.option("--evidence", metavar="FILE[:TABLE]", help="Recorded trials for --backend replay."),
+        click.option(
+            "--evidence",
+            metavar="FILE[:TABLE] | DIR",
+            help="Recorded trials for --backend replay, or the directory of an earlier run whose trials count.",
+        ),
         click.option(
             "--space",
             type=click.Path(path_type=Path),
@@ -140,7 +144,8 @@ def make_request(*, mem_target: str | None, max_slowdown: str | None, **fields: 
 
     if fields["backend"] == "replay" and fields["evidence"] is None:
         raise RequestError("--backend", "replay", "replay reads recorded trials", "name them with --evidence FILE[:TABLE]")
-    if fields["evidence"] is not None and fields["backend"] not in ("replay", "auto"):
+    of_a_run = fields["evidence"] is not None and Path(fields["evidence"]).is_dir()
+    if fields["evidence"] is not None and fields["backend"] not in ("replay", "auto") and not of_a_run:
         raise RequestError(
             "--evidence", fields["evidence"], f"--backend {fields['backend']} reads no evidence", "use --backend replay"
         )

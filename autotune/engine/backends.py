@@ -30,8 +30,9 @@ def choose(request: Request, workload: Workload) -> Choice:
     Raises:
         RequestError: The named backend cannot run this workload here.
     """
-    if request.backend == "replay" or (request.backend == "auto" and request.evidence is not None):
-        if request.evidence is None:
+    of_a_run = request.evidence is not None and Path(request.evidence).is_dir()
+    if request.backend == "replay" or (request.backend == "auto" and request.evidence is not None and not of_a_run):
+        if request.evidence is None or of_a_run:
             raise RequestError("--backend", "replay", "replay reads recorded trials", "name them with --evidence FILE[:TABLE]")
         return Choice(name="replay", why=f"replay: recorded trials of {request.evidence}")
     if request.backend == "predict":

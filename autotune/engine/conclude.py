@@ -16,6 +16,7 @@ from autotune.errors import ExitStatus
 from autotune.ledger.prediction import Prediction
 from autotune.records import to_builtins
 from autotune.search.breakpoints import breakpoints, predicted_points, recorded_points
+from autotune.search.candidate import Candidate
 from autotune.search.certificate import at_risk, certificate
 from autotune.search.evidence import TIE_RATIO, Evidence, launchable
 from autotune.search.outcome import Breakpoint, CertificateRow, Recommendation, ReplayCost, SettingTimeline, TrialSummary
@@ -38,11 +39,13 @@ class Conclusion:
     sampler: Sampler
     stop: Stop
     run_directory: Path
+    notes: tuple[str, ...] = ()
+    """Of the run itself, for the warnings: which earlier evidence counted, and how."""
 
 
 def conclude(end: Conclusion) -> Recommendation:
     """The recommendation of a search that ended."""
-    evidence, candidates = end.evidence, end.prepared.candidates
+    evidence, candidates = end.evidence, _candidates(end)
     limit = evidence.settings.limit_bytes
     context = _context_only(end)
     answer = None if context else evidence.best()
@@ -100,6 +103,11 @@ def conclude(end: Conclusion) -> Recommendation:
     )
 
 
+def _candidates(end: Conclusion) -> tuple[Candidate, ...]:
+    """The space with the predictions that hold at the end: the survey's, where there was one."""
+    return cast(tuple[Candidate, ...], getattr(end.sampler, "candidates", end.prepared.candidates))
+
+
 def _on_record(end: Conclusion, boundary: Boundary) -> str | None:
     """What a replayed table holds of a boundary that was not played, because a rule says that it is another or does nothing."""
     if boundary in end.evidence.verdicts or not isinstance(end.backend, ReplayBackend) or boundary not in end.backend.table.runs:
@@ -132,7 +140,7 @@ def _world_size(end: Conclusion) -> int:
 
 
 def _prediction(end: Conclusion, boundary: Boundary | None) -> Prediction | None:
-    return next((c.prediction for c in end.prepared.candidates if c.boundary == boundary), None)
+    return next((c.prediction for c in _candidates(end) if c.boundary == boundary), None)
 
 
 def _reason(end: Conclusion, answer: Boundary | None, verdict: Verdict | None, context: bool) -> tuple[int, str]:
@@ -186,6 +194,9 @@ def _replay_cost(evidence: Evidence, answer: Boundary | None, prediction: Predic
     if answer is None:
         return None
     reference, verdict = evidence.reference, evidence.verdicts[answer]
+    interleaved = _interleaved_cost(evidence, answer)
+    if interleaved is not None:
+        return interleaved
     timed = reference is not None and reference.step_ms and verdict.step_ms is not None
     if timed and reference is not None and verdict.step_ms is not None and (reference.boundary != answer or answer.is_control):
         base = median(reference.step_ms)
@@ -198,6 +209,17 @@ def _replay_cost(evidence: Evidence, answer: Boundary | None, prediction: Predic
     if prediction is None:
         return None
     return ReplayCost(ms=prediction.replay_ms, ratio=None, reference="[]", basis="predicted")
+
+
+def _interleaved_cost(evidence: Evidence, answer: Boundary) -> ReplayCost | None:
+    """From steps that took turns in a survey launch: the answer's against the setting with the least replay there."""
+    timed = {b: [ms for r in records for ms in r.step_ms] for b, records in evidence.switched.items()}
+    least = min((b for b in timed if timed[b]), key=lambda b: (not b.is_control, evidence.replay_ms(b), b.key), default=None)
+    if least is None or not timed.get(answer) or (least == answer and not answer.is_control):
+        return None
+    ours, base = median(timed[answer]), median(timed[least])
+    basis: Literal["interleaved steps of one process"] = "interleaved steps of one process"
+    return ReplayCost(ms=round(ours - base, 4), ratio=ours / base - 1, reference=least.key, basis=basis)
 
 
 def _runner_up(end: Conclusion, answer: Boundary | None) -> CertificateRow | None:
@@ -242,15 +264,18 @@ def _runner_up(end: Conclusion, answer: Boundary | None) -> CertificateRow | Non
 
 
 def _breakpoints(end: Conclusion, context: bool) -> tuple[Breakpoint, ...]:
-    """From trials where any completed, else from predictions; never both in one list."""
+    """From trials where any completed, else from predictions; never both in one list.
+
+    A survey predicts every setting; the launches after it are one or two, which would make a poor list.
+    """
     recorded = recorded_points(end.evidence)
-    if recorded and not context:
+    if recorded and not context and not end.evidence.switched:
         return breakpoints(recorded, tie_ratio=TIE_RATIO)
-    return breakpoints(predicted_points(end.prepared.candidates))
+    return breakpoints(predicted_points(_candidates(end)))
 
 
 def _warnings(end: Conclusion, verdict: Verdict | None, context: bool) -> tuple[str, ...]:
-    found: list[str] = []
+    found = list(end.notes)
     if not end.prepared.coverage.covered:
         found += [f"not covered by the ledger: {reason}" for reason in end.prepared.coverage.reasons]
     if context:
@@ -295,7 +320,9 @@ def _trials(evidence: Evidence) -> tuple[TrialSummary, ...]:
 def _timelines(end: Conclusion, answer: Boundary | None) -> tuple[SettingTimeline, ...]:
     """Control and answer, each on its heaviest stage."""
     wanted = dict.fromkeys((Boundary.selective(), *(() if answer is None else (answer,))))
-    found = ((boundary, _prediction(end, boundary)) for boundary in wanted)
+    # The ledger's, also after a survey: a survey has no term groups.
+    ledgers = {c.boundary: c.prediction for c in end.prepared.candidates}
+    found = ((boundary, ledgers.get(boundary)) for boundary in wanted)
     return tuple(
         SettingTimeline(
             name=boundary.key,

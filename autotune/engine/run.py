@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.backends import Choice, choose
+from autotune.engine.calibration import Calibrator
 from autotune.engine.conclude import Conclusion, conclude
 from autotune.engine.events import Event, OnEvent, ignore
 from autotune.engine.plan import plan_of
 from autotune.engine.prepare import Prepared, prepare, refuse_below_states, refuse_without_settings, with_recorded
 from autotune.engine.request import Request
+from autotune.engine.reuse import Earlier, read_earlier, set_aside, stale
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import Driver, SearchLoop
 from autotune.errors import RequestError
@@ -23,6 +26,7 @@ from autotune.search.proposal import Sampler, Stop
 from autotune.trial.backends.base import TrialBackend
 from autotune.trial.backends.replay import ReplayBackend
 from autotune.trial.gates import GateSettings
+from autotune.trial.record import TrialRecord
 
 if TYPE_CHECKING:
     from autotune.trial.survey.plan import SurveyPlan
@@ -94,13 +98,22 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
     )
     evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
     plan, unsurveyed = survey_of(request, prepared, backend)
-    sampler = make_sampler(request, prepared, backend, evidence, survey=plan is not None)
+    earlier = _earlier(request, prepared, backend)
+    first = earlier[-1].answer if earlier and earlier[-1].prior else None
+    sampler = make_sampler(request, prepared, backend, evidence, survey=plan is not None, first=first)
     directory = RunDirectory(out_path(request, prepared), _identity(request, prepared, backend), resume=request.resume)
     try:
         # Said only now: a request that is refused shows its one line and nothing before it.
         _announce(prepared, choice, directory.path, on_event)
         if unsurveyed is not None:
             on_event(Event(kind="note", text=f"no survey, each candidate is a launch of its own: {unsurveyed}"))
+        for run_before in earlier:
+            on_event(Event(kind="note", text=f"evidence: {run_before.note}"))
+            for record in run_before.full:
+                sampler.tell(record)
+            for record in run_before.prior:
+                if isinstance(sampler, Hinted):
+                    sampler.hint(record)
         directory.write("workload.json", prepared.workload)
         directory.write("candidates.json", plan_of(prepared, limit_bytes))
         study = StudyLog(directory.journal, [c.boundary for c in launchable(prepared.candidates)])
@@ -116,6 +129,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
             max_trials=request.max_trials,
             max_gpu_hours=request.max_gpu_hours,
             survey=plan,
+            calibrator=Calibrator(prepared.ledger) if prepared.coverage.covered else None,
         )
         try:
             stop = loop.run()
@@ -131,6 +145,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
                 sampler=sampler,
                 stop=stop,
                 run_directory=directory.path,
+                notes=tuple(f"evidence: {run_before.note}" for run_before in earlier),
             )
         )
         directory.write("recommendation.json", recommendation)
@@ -138,6 +153,35 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         return recommendation
     finally:
         directory.close()
+
+
+@runtime_checkable
+class Hinted(Protocol):
+    """A sampler that learns from trials that do not count."""
+
+    def hint(self, record: TrialRecord) -> None:
+        """Learn roughly."""
+        ...
+
+
+def _earlier(request: Request, prepared: Prepared, backend: TrialBackend) -> list[Earlier]:
+    """Earlier runs that this one learns from: those named, and a stale one in its own directory, which is set aside."""
+    found = []
+    named = Path(request.evidence) if request.evidence is not None else None
+    if named is not None and named.is_dir():
+        found.append(read_earlier(named, prepared.workload, prepared.workload_digest, backend.name))
+    if request.resume and request.out is not None:
+        before = [*stale(request.out, prepared.workload)]
+        if before:
+            kept = set_aside(request.out)
+            old = read_earlier(kept, prepared.workload, prepared.workload_digest, backend.name)
+            note = f"the answer in {request.out} is stale ({', '.join(before)}) and is validated again; {old.note}"
+            found.append(replace(old, note=note))
+        else:
+            # A run that once replaced a stale one goes on knowing it.
+            kept_ones = sorted(request.out.parent.glob(f"{request.out.name}.stale.*"))[-1:]
+            found += [read_earlier(kept, prepared.workload, prepared.workload_digest, backend.name) for kept in kept_ones]
+    return found
 
 
 def _announce(prepared: Prepared, choice: Choice, folder: Path, on_event: OnEvent) -> None:
@@ -169,7 +213,13 @@ def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tu
 
 
 def make_sampler(
-    request: Request, prepared: Prepared, backend: TrialBackend, evidence: Evidence, *, survey: bool = False
+    request: Request,
+    prepared: Prepared,
+    backend: TrialBackend,
+    evidence: Evidence,
+    *,
+    survey: bool = False,
+    first: Boundary | None = None,
 ) -> Sampler:
     """The sampler of a request; predictions need none but the order of the predictions."""
     if backend.kind == "predicted":
@@ -195,6 +245,7 @@ def make_sampler(
             jitter=EXPERT_JITTER if prepared.workload.model.num_moe_experts else JITTER,
             survey=survey,
             prove=request.prove,
+            first=first,
         )
     from autotune.search.optuna_samplers import OptunaSampler
 

@@ -62,7 +62,7 @@ class Evidence:
         record = replace(launch, kind="switched")
         self._surveys.append(record)
         whole = [record] if launch.completed or launch.failure is not None else []
-        for one in [*(replace(r, completed=True, failure=None) for r in whole), *switched]:
+        for one in [*(replace(r, completed=True, failure=None, step_ms=()) for r in whole), *switched]:
             self._switched.setdefault(one.boundary, []).append(one)
         return judge([record], self.settings, self.reference)
 
@@ -87,10 +87,13 @@ class Evidence:
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """All launches in the order of their numbers, surveys among them."""
-        return tuple(
-            sorted((*self._surveys, *(r for records in self._records.values() for r in records)), key=lambda r: r.number)
-        )
+        """All launches of this run in the order of their numbers, surveys among them."""
+        return tuple(r for r in self.known_records if r.number >= 0)
+
+    @property
+    def known_records(self) -> tuple[TrialRecord, ...]:
+        """The same with launches of earlier runs, whose numbers are negative."""
+        return tuple(sorted((*self._surveys, *(r for rs in self._records.values() for r in rs)), key=lambda r: r.number))
 
     def of(self, boundary: Boundary) -> tuple[TrialRecord, ...]:
         """Launches of one boundary; a survey under it is none of its own."""

@@ -55,6 +55,8 @@ class PeakSeen:
     boundary: Boundary
     peak_bytes: int
     phases: Mapping[str, int]
+    scatter: float | None = None
+    """Relative, where it is known only roughly (another revision's launch)."""
     in_process: bool = False
     """Seen inside the survey launch: against its other settings it scatters little, all of them share the launch's deviation."""
 

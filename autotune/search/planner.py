@@ -16,6 +16,7 @@ from autotune.search.posterior import Posterior
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
 from autotune.search.stop_rule import (
+    HINT_SCATTER,
     JITTER,
     LEDGER_SCATTER,
     NEAR,
@@ -47,6 +48,7 @@ class Planner:
             their own steps alone; otherwise by prices that predictions and all steps together give.
         jitter: Relative scatter of the peak of one boundary between launches (0.6 % with free routing of experts).
         survey: Begin with a region survey; its result comes through ``tell_survey``.
+        first: Launched before anything else that is not a survey: an earlier answer that has to be validated again.
         prove: Go on until every immediate neighbour of the answer was launched.
     """
 
@@ -64,13 +66,14 @@ class Planner:
         jitter: float = JITTER,
         survey: bool = False,
         prove: bool = False,
+        first: Boundary | None = None,
     ) -> None:
         self._space = tuple(candidates)
         self._candidates = launchable(candidates)
         self._evidence = evidence
         self._lacks = lacks
         self._given_rule, self._rule = rule, rule or StopRule()
-        self._exhaust, self._prove = exhaust, prove
+        self._exhaust, self._prove, self._first = exhaust, prove, first
         self._seed, self._draws, self._jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
         self._bases = [b for b in self._survey_bases() if lacks(b, 0) is None] if survey else []
@@ -79,7 +82,7 @@ class Planner:
         self.posterior = Posterior(predictions, spread=spread, seed=seed, draws=draws) if predictions else None
         if not exhaust:
             evidence.pricing, evidence.doubt = self._known_price, self._doubt
-        for record in evidence.records:
+        for record in evidence.known_records:
             self._learn(record)
 
     def fit(self, boundary: Boundary) -> float | None:
@@ -117,6 +120,13 @@ class Planner:
         self._learn(record)
         return verdict
 
+    def hint(self, record: TrialRecord) -> None:
+        """Learn roughly from a launch of another revision or workload; it is no evidence of this run."""
+        peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
+        if self.posterior is not None and record.completed and record.failure is None and peaks:
+            seen = PeakSeen(boundary=record.boundary, peak_bytes=max(peaks), phases={}, scatter=HINT_SCATTER)
+            self.posterior.see([seen])
+
     def tell_survey(self, record: TrialRecord, findings: SurveyFindings | None) -> Verdict:
         """Take a survey launch. Its predictions replace the ledger's; what it switched to is evidence, never a pass.
 
@@ -145,7 +155,7 @@ class Planner:
             widths=SURVEY_WIDTHS,
         )  # fmt: skip
         self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
-        for earlier in self._evidence.records:
+        for earlier in self._evidence.known_records:
             if earlier.kind != "switched":
                 self._learn(earlier)
         self._learn_switched(record, findings)
@@ -277,6 +287,10 @@ class Planner:
 
     def _ranked(self) -> list[Proposal]:
         fresh = self._fresh()
+        again = [c for c in fresh if c.boundary == self._first]
+        if again:
+            why = "the answer of an earlier run, to be validated again"
+            return [Proposal(boundary=again[0].boundary, why=why, fit_probability=self.fit(again[0].boundary))]
         best = self._evidence.best()
         if best is None:
             return self._before_a_pass(fresh)

@@ -210,7 +210,8 @@ class Posterior:
         if isinstance(seen, PeakSeen):
             if seen.in_process:
                 return _heavy_tail((self._peaks[i] - self._shared - seen.peak_bytes / self._scale) / IN_PROCESS)
-            likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / spread.run)
+            noise = spread.run if seen.scatter is None else seen.scatter * seen.peak_bytes / self._scale
+            likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / noise)
             return likelihood * self._phase_likelihood(i, seen.phases)
         if isinstance(seen, FailureSeen):
             noise = IN_PROCESS if seen.in_process else spread.run
