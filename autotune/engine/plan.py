@@ -81,7 +81,7 @@ def plan(request: Request) -> PlanResult:
     Raises:
         RequestError: The request is wrong.
     """
-    return plan_of(prepare(request), request.mem_target_bytes)
+    return plan_of(prepare(request, detailed=False), request.mem_target_bytes)
 
 
 def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:

@@ -34,13 +34,16 @@ class Prepared:
     remedies: tuple[Remedy, ...]
 
 
-def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te", validate: bool = False) -> Prepared:
+def prepare(
+    request: Request, *, variant: Literal["te", "stand_in"] = "te", validate: bool = False, detailed: bool = True
+) -> Prepared:
     """Resolve the workload, list its candidates and predict each.
 
     Args:
         request: What is asked for.
         variant: Whose kernels run.
         validate: Ask the installed Megatron Core about every candidate too: for backends that are about to launch it.
+        detailed: Predict every phase of every stage, as a search needs; a table does with the binding one.
 
     Raises:
         RequestError: The recipe, an override or the search space cannot be used.
@@ -66,10 +69,9 @@ def prepare(request: Request, *, variant: Literal["te", "stand_in"] = "te", vali
         listed = build_candidates(workload, architecture, space=space)
     refuse_invalid_setting(request.overrides, workload, listed)
     ledger = Ledger(workload, variant=variant)
-    candidates = tuple(
-        replace(candidate, prediction=ledger.predict(candidate.boundary)) if candidate.status != "invalid" else candidate
-        for candidate in listed
-    )
+    priced = [candidate.boundary for candidate in listed if candidate.status != "invalid"]
+    found = dict(zip(priced, map(ledger.predict, priced) if detailed else ledger.predict_all(priced), strict=True))
+    candidates = tuple(replace(candidate, prediction=found.get(candidate.boundary)) for candidate in listed)
     return Prepared(
         workload=workload,
         workload_digest=workload_digest(workload),

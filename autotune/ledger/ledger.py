@@ -125,7 +125,9 @@ class Ledger:
         control = self.predict(Boundary.selective())
         top = self._binding(control)
         labels = sorted({label for built in self._network.built.values() for label in built.layer.labels})
-        options = [Boundary.full("uniform", 1), Boundary.selective(labels), Boundary.selective()]
+        options = [Boundary.selective(labels), Boundary.selective()]
+        if self.workload.features.cuda_graph_impl in ("none", "full_iteration"):  # graphs of layers refuse full recompute
+            options.append(Boundary.full("uniform", 1))
         best = min(options, key=lambda option: self.predict(option).peak_bytes)
         floor = self.predict(best)
         floor_top = self._binding(floor)

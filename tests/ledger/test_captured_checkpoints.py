@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,3 +46,11 @@ def test_attention_core_never_goes_through_transformer_engine() -> None:
 
 def test_before_the_skip_every_checkpoint_was_captured() -> None:
     assert predict("core_attn", "attn", BF16, core="0.17.1").inert_labels == ()
+
+
+def test_floor_is_of_a_setting_that_graphs_allow() -> None:
+    """Full recompute is refused beside graphs of layers (transformer_config.py:2613 at 2a75ac12): it is no floor of theirs."""
+    captured = small("moe", features={"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ("attn",)})
+    assert Ledger(captured).wall().floor_boundary.granularity == "selective"
+    eager, layers = small("moe"), {"num_layers": 8}
+    assert Ledger(replace(eager, model=replace(eager.model, **layers))).wall().floor_boundary.granularity == "full"

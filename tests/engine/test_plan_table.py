@@ -1,0 +1,20 @@
+"""The table that ``plan`` prints is the one that a run keeps, and is quickly made."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.engine.plan import plan, plan_of
+from autotune.engine.prepare import prepare
+from autotune.engine.request import Request
+from autotune.records import dump_json
+
+
+@pytest.mark.parametrize("recipe", ["nemotron3nano", "kimi_k2"])
+def test_a_plan_without_details_shows_what_a_run_predicts(recipe: str) -> None:
+    request = Request(recipe=recipe, mem_target_bytes=75 * 10**9)
+    whole = prepare(request)
+    assert dump_json(plan(request)) == dump_json(plan_of(whole, request.mem_target_bytes))
+    light = prepare(request, detailed=False)
+    assert all(len(stage.phases) <= 1 for c in light.candidates if c.prediction for stage in c.prediction.stages)
+    assert any(len(stage.phases) > 1 for c in whole.candidates if c.prediction for stage in c.prediction.stages)
