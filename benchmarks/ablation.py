@@ -49,6 +49,7 @@ WORKLOADS: Mapping[str, Change] = {
     "dense mask ignored": _set("train", create_attention_mask_in_dataloader=False),
     "gradient accumulation assumed fused": _set("features", gradient_accumulation_fusion=True),
     "one micro batch in flight": _one_microbatch,
+    "activations assumed to stay on the device": _set("features", fine_grained_activation_offloading=False, cpu_offloading=False),
     "software assumed the newest": lambda workload: replace(workload, stack=Stack()),
 }
 """Rules taken away by changing what the ledger is told."""

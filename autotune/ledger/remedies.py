@@ -113,6 +113,31 @@ _LEVERS: tuple[_Lever, ...] = (
         applies=lambda w: w.features.cuda_graph_impl in ("transformer_engine", "local"),
     ),
     _Lever(
+        name="fine-grained activation offload of expert activations",
+        setting="model.fine_grained_activation_offloading=true model.offload_modules=[expert_fc1,moe_act]",
+        cost="PCIe or C2C traffic both ways each step; not together with recompute of moe",
+        source="pipeline_parallel/fine_grained_activation_offload.py:ChunkOffloadHandler at 24bad8e6",
+        change=_features(fine_grained_activation_offloading=True, offload_modules=("expert_fc1", "moe_act")),
+        applies=lambda w: (
+            bool(w.model.num_moe_experts)
+            and w.features.transformer_impl == "transformer_engine"
+            and not (w.features.fine_grained_activation_offloading or w.features.cpu_offloading)
+        ),
+    ),
+    _Lever(
+        name="layer activation offload to the host",
+        setting="model.cpu_offloading=true model.cpu_offloading_num_layers=<layers - 1>",
+        cost="PCIe traffic; needs no pipeline parallelism and excludes every recompute setting",
+        source="transformer_config.py:TransformerConfig.__post_init__ at 24bad8e6",
+        change=lambda w: _features(cpu_offloading=True, cpu_offloading_num_layers=w.model.num_layers - 1)(w),
+        applies=lambda w: (
+            w.parallel.pipeline_model_parallel_size == 1
+            and w.features.transformer_impl == "transformer_engine"
+            and w.features.cuda_graph_impl == "none"
+            and not (w.features.fine_grained_activation_offloading or w.features.cpu_offloading)
+        ),
+    ),
+    _Lever(
         name="expandable segments",
         setting="env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True env_vars.NCCL_GRAPH_REGISTER=0",
         cost="none known; not with NCCL user buffers",
@@ -132,7 +157,7 @@ _LEVERS: tuple[_Lever, ...] = (
 
 
 def remedies(workload: Workload) -> tuple[Remedy, ...]:
-    """Levers that apply to the workload and are worth at least 50 MB, most bytes first; then those without a prediction."""
+    """Levers that apply to the workload and are worth at least 50 MB, most bytes first; then what is a bound only."""
     base = Ledger(workload)
     control, floor = base.predict(Boundary.selective()).peak_bytes, base.wall().floor_bytes
     found: list[Remedy] = []
@@ -154,12 +179,11 @@ def remedies(workload: Workload) -> tuple[Remedy, ...]:
                 )
             )
     found.sort(key=lambda remedy: -(remedy.saves_bytes or 0))
-    return (*found, *_unpriced(workload, base))
+    return (*found, *_uneven_stages(base))
 
 
-def _unpriced(workload: Workload, ledger: Ledger) -> Iterator[Remedy]:
-    """Levers whose bytes depend on what the ledger does not model, named all the same."""
-    model, parallel = workload.model, workload.parallel
+def _uneven_stages(ledger: Ledger) -> Iterator[Remedy]:
+    """The lever that no one changed setting stands for: how far the heaviest stage lies above the mean."""
     stages = ledger.predict(Boundary.selective()).stages
     heaviest, mean = max(stage.peak_bytes for stage in stages), sum(stage.peak_bytes for stage in stages) / len(stages)
     if len(stages) > 1 and heaviest - mean >= _WORTH_NAMING_BYTES:
@@ -170,22 +194,4 @@ def _unpriced(workload: Workload, ledger: Ledger) -> Iterator[Remedy]:
             saves_at_wall_bytes=None,
             cost="moves layers to other stages; the step time of the new heaviest stage decides",
             source="transformer/pipeline_parallel_layer_layout.py at 24bad8e6; an upper bound: heaviest stage minus the mean",
-        )
-    if model.num_moe_experts and workload.features.transformer_impl == "transformer_engine":
-        yield Remedy(
-            name="fine-grained activation offload of expert activations",
-            setting="model.fine_grained_activation_offloading=true model.offload_modules=[moe_act]",
-            saves_bytes=None,
-            saves_at_wall_bytes=None,
-            cost="PCIe or C2C traffic both ways each step; not together with recompute of the module that is offloaded",
-            source="pipeline_parallel/fine_grained_activation_offload.py at 24bad8e6",
-        )
-    if parallel.pipeline_model_parallel_size == 1:
-        yield Remedy(
-            name="layer activation offload to the host",
-            setting="model.cpu_offloading=true model.cpu_offloading_num_layers=...",
-            saves_bytes=None,
-            saves_at_wall_bytes=None,
-            cost="PCIe traffic; needs no pipeline parallelism and excludes every recompute setting",
-            source="transformer_config.py:TransformerConfig.__post_init__ at 24bad8e6",
         )
