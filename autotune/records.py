@@ -42,6 +42,18 @@ def digest(record: object) -> str:
     return hashlib.sha256(msgspec.json.encode(to_builtins(record), order="sorted")).hexdigest()[:16]
 
 
+def decode_json(text: bytes | str) -> Any:
+    """JSON text as plain data.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON, or nested deeper than the interpreter can go.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("nested too deeply") from None
+
+
 def load_json(path: Path, type_: type[T]) -> T:
     """Read a record from a JSON file.
 
@@ -49,7 +61,7 @@ def load_json(path: Path, type_: type[T]) -> T:
         RequestError: The file is absent, is no JSON, or does not hold such a record.
     """
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = decode_json(path.read_bytes())
     except OSError as error:
         raise RequestError(str(path), None, f"cannot be read ({error.strerror})", "give a readable JSON file") from None
     except msgspec.DecodeError as error:

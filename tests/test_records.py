@@ -99,3 +99,10 @@ def test_json_keeps_field_order_and_ends_with_a_newline() -> None:
     fields: list[Any] = [line.split('"')[1] for line in text.splitlines() if ":" in line]
     assert fields == ["granularity", "modules", "method", "num_layers"]
     assert text.endswith("}\n")
+
+
+def test_json_nested_beyond_the_interpreter_is_no_valid_json(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 200_000)
+    with pytest.raises(RequestError, match=r"is no valid JSON \(nested too deeply\); mend or replace the file"):
+        load_json(deep, dict)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from autotune.errors import RequestError
-from autotune.records import from_builtins
+from autotune.records import decode_json, from_builtins
 from autotune.workload.overrides import apply
 from autotune.workload.workload import (
     Features,
@@ -77,7 +77,7 @@ def read_file(reference: str, overrides: Sequence[str] = ()) -> Workload:
 def _content(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".json":
         try:
-            content = msgspec.json.decode(path.read_bytes())
+            content = decode_json(path.read_bytes())
         except OSError as error:
             raise RequestError(str(path), None, f"cannot be read ({error.strerror})", "give a readable file") from None
         except msgspec.DecodeError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from autotune.errors import RequestError
+from autotune.records import decode_json
 from autotune.workload.megatron_args import workload_from_args
 from autotune.workload.workload import Workload
 
@@ -116,7 +117,7 @@ def _load(path: Path, text: str) -> Any:
     import yaml
 
     try:
-        return msgspec.json.decode(text) if path.suffix == ".json" else yaml.safe_load(text)
+        return decode_json(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (msgspec.DecodeError, yaml.YAMLError) as error:
         line = " ".join(str(error).split())
         raise RequestError(str(path), None, f"cannot be parsed ({line})", "mend the file") from None

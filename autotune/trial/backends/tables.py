@@ -18,6 +18,7 @@ import msgspec
 
 from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
+from autotune.records import decode_json
 from autotune.trial.record import Failure, RankRecord
 
 _BYTES_PER = {"bytes": 1, "gb": 10**9, "gib": 2**30}
@@ -78,7 +79,7 @@ def load_table(evidence: str) -> RecordedTable:
         head, _, tail = evidence.rpartition(":")
         path, name = Path(head), tail
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = decode_json(path.read_bytes())
     except OSError as error:
         raise RequestError("--evidence", str(path), f"cannot be read ({error.strerror})", "give a readable JSON file") from None
     except msgspec.DecodeError as error:
