@@ -1,5 +1,6 @@
 # make demo   a recommendation for a real recipe, on a machine with nothing but Python
-# make readme puts the present answer of the demo into README.md
+# make readme puts the present answer of the demo into README.md, and writes schemas and tables of docs/ anew
+# make docs   the documentation as a site in build/site
 # make test   the whole test suite; test-fast leaves out what starts Megatron, Ray or a browser
 VENV ?= .venv
 PYTHON ?= $(shell scripts/find_python)
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast lint readme env clean
+.PHONY: demo test test-fast lint readme docs env clean
 
 demo: env
 	$(BIN)/autotune run --recipe nemotron3nano --mem-target 75GB
@@ -25,6 +26,11 @@ lint: env
 
 readme: env
 	$(BIN)/python scripts/update_readme.py
+	$(BIN)/python scripts/update_schemas.py
+	$(BIN)/python scripts/update_pages.py
+
+docs: env
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 env:
 	@test -n "$(PYTHON)" || { echo "autotune: needs Python 3.11 or newer (3.12 preferred); install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 2; }

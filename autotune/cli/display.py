@@ -20,15 +20,34 @@ _LAUNCHING = ("cpu", "gpu")
 """Backends whose trials take long enough to be looked at."""
 
 
+def defaults_line(context: click.Context) -> str:
+    """The options that were left at their defaults, with what they are: ``docs/defaults.md`` says what each does."""
+    found = []
+    for option in context.command.params:
+        value = context.params.get(str(option.name))
+        left = context.get_parameter_source(str(option.name)) is click.core.ParameterSource.DEFAULT
+        if (
+            option.name != "format_"
+            and left
+            and isinstance(option, click.Option)
+            and isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+        ):
+            found.append(f"{option.opts[-1]} {value}")
+    return f"defaults: {', '.join(found)}" if found else ""
+
+
 class RunDisplay:
     """Shows the events of a run on stderr.
 
     Args:
         verbose: Every line, also the progress of running trials; no live table.
         quiet: Nothing.
+        defaults: A line to show once the request is accepted.
     """
 
-    def __init__(self, *, verbose: bool, quiet: bool) -> None:
+    def __init__(self, *, verbose: bool, quiet: bool, defaults: str) -> None:
+        self._defaults = defaults
         self._verbose = verbose
         self._quiet = quiet
         self._console: Console | None = None
@@ -44,6 +63,8 @@ class RunDisplay:
         """Take one event."""
         if self._quiet:
             return
+        if event.kind == "workload" and self._defaults:
+            click.echo(self._defaults, err=True)
         if event.kind == "backend" and self._live_wanted(event):
             click.echo(event.text, err=True)
             self._go_live(Path(event.data["run_directory"]))

@@ -26,8 +26,8 @@ report.md, candidates.json, workload.json, study.journal, and every trial under 
 @request_options
 @format_option
 @verbosity_options
-@click.pass_obj
-def run(verbosity: Any, /, format_: str, **options: Any) -> int:
+@click.pass_context
+def run(context: click.Context, /, format_: str, **options: Any) -> int:
     """Find the cheapest recompute setting that fits, and write it as a patch.
 
     Overrides change the workload in Hydra's form, as Bridge takes them (model.seq_length=8192).
@@ -35,11 +35,12 @@ def run(verbosity: Any, /, format_: str, **options: Any) -> int:
     if options["mem_target"] is None:
         raise RequestError("--mem-target", None, "the limit to fit under is missing", "give for example --mem-target 75GB")
     request = make_request(**options)
-    from autotune.cli.display import RunDisplay
+    from autotune.cli.display import RunDisplay, defaults_line
     from autotune.engine.run import run as run_engine
     from autotune.report.write import write_outputs
 
-    with RunDisplay(verbose=verbosity.verbose, quiet=verbosity.quiet) as display:
+    verbosity = context.obj
+    with RunDisplay(verbose=verbosity.verbose, quiet=verbosity.quiet, defaults=defaults_line(context)) as display:
         recommendation = run_engine(request, display.show)
     assert recommendation.run_directory is not None
     folder = Path(recommendation.run_directory)

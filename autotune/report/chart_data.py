@@ -14,7 +14,7 @@ from autotune.report.text import UNKNOWN, boundary_name, boundary_of, millisecon
 from autotune.search.outcome import SettingTimeline
 from autotune.trial.record import TrialRecord
 
-Series = Literal["predicted", "from a trial", "ended early", "chosen"]
+Series = Literal["predicted", "from a trial", "switched", "ended early", "chosen"]
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "weights": ("weights",),
     "gradients": ("gradients", "main_gradients", "deferred_wgrad"),
@@ -61,7 +61,7 @@ class Memory:
 def memory(view: RunView, scale: Scale) -> Memory:
     """Rows ``x`` (ms), ``y``, ``low``, ``high`` (5 % and 95 % bound), ``series`` and texts."""
     plan = {row.name: row for row in view.plan.candidates} if view.plan else {}
-    trials = [trial for trial in view.trials if trial.kind != "predicted" and trial.ranks]
+    trials = [trial for trial in view.launches if trial.ranks]
     base_ms = _base_ms(trials, plan)
     chosen = view.recommendation.name
     rows: list[dict[str, Any]] = []
@@ -80,6 +80,7 @@ def memory(view: RunView, scale: Scale) -> Memory:
             if trial is view.answer_trial and placed["series"] == "from a trial":
                 placed["series"] = "chosen"
             rows.append(placed)
+    rows += _switched_rows(view, plan, scale, base_ms)
     tried = {"from a trial", "chosen"} if base_ms is not None else set()
     return Memory(
         rows=tuple(sorted(rows, key=lambda row: row["series"] == "chosen")),
@@ -138,6 +139,18 @@ def _trial_row(trial: TrialRecord, row: PlanRow | None, scale: Scale, base_ms: f
     }
 
 
+def _switched_rows(view: RunView, plan: Mapping[str, PlanRow], scale: Scale, base_ms: float | None) -> list[dict[str, Any]]:
+    """Settings that a survey launch switched to. Their steps are no launch of their own: they stand at their predicted replay."""
+    rows = []
+    for row in view.recommendation.certificate:
+        known = plan.get(row.name)
+        if row.basis == "switched" and row.peak_bytes is not None and known is not None and known.replay_ms is not None:
+            placed = _row(row.boundary, "switched", row.peak_bytes, scale, (base_ms or 0.0) + known.replay_ms)
+            step = "" if row.step_ms is None else f"step {milliseconds(row.step_ms)}, switched; "
+            rows.append(placed | {"peak": f"{size(row.peak_bytes)}, switched", "time": f"{step}placed at its predicted replay"})
+    return rows
+
+
 def _front(rows: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Settings that no other one beats in both time and peak, by time."""
     found: list[Mapping[str, Any]] = []
@@ -151,7 +164,7 @@ def ranks(view: RunView, scale: Scale) -> tuple[Mapping[str, Any], ...]:
     """Rows ``rank``, ``y`` and ``reserved`` of the answer's trial, or of every predicted stage (``stage``)."""
     hot = view.recommendation.hot_rank
     trial = view.answer_trial
-    if trial is None or trial.kind == "predicted":
+    if trial is None:
         return tuple(
             {
                 "rank": rank,
@@ -177,7 +190,7 @@ def ranks(view: RunView, scale: Scale) -> tuple[Mapping[str, Any], ...]:
 def phases(view: RunView, timeline: SettingTimeline, scale: Scale) -> tuple[Mapping[str, Any], ...]:
     """One row for each phase and tensor category that is not empty, in the order of the step."""
     seen = dict(seen_phases(view, timeline.boundary))
-    kind = next((trial.kind for trial in view.trials if trial.boundary == boundary_of(timeline.boundary)), "")
+    kind = next((trial.kind for trial in view.launches if trial.boundary == boundary_of(timeline.boundary)), "")
     rows: list[Mapping[str, Any]] = []
     for peak in timeline.phases:
         place = f"{iteration_name(peak.iteration)}, {phase_name(peak.phase)}"

@@ -15,6 +15,7 @@ from autotune.report.text import boundary_name, boundary_of, limit, signed_size,
 SERIES = {
     "predicted": ("circle", "var(--predicted)", "○"),
     "from a trial": ("square", "var(--measured)", "■"),
+    "switched": ("triangle-up", "var(--g7)", "▲"),
     "ended early": ("cross", "var(--bad)", "✚"),
     "chosen": ("diamond", "var(--chosen)", "◆"),
 }
@@ -155,7 +156,7 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
     data = {"data": {"values": list(found.rows)}}
     counts = ", ".join(f"{sum(row['series'] == name for row in found.rows)} {name}" for name in used)
     told = "" if chosen is None else f" The chosen setting is {chosen['setting']}: peak {chosen['peak']}, {chosen['time']}."
-    names = {"from a trial": "from a trial", "ended early": "out of memory or ended early"}
+    names = {"switched": "switched, in a survey launch", "ended early": "out of memory or ended early"}
     return Chart(
         name="memory",
         title="Memory against time",

@@ -42,8 +42,8 @@ def comparisons(view: RunView) -> tuple[Comparison, ...]:
         return ()
     predicted = {row.name: row for row in view.plan.candidates if row.peak_bytes is not None}
     highest: dict[str, TrialRecord] = {}
-    for trial in view.trials:
-        whole = trial.completed and trial.failure is None and trial.ranks and trial.kind != "predicted"
+    for trial in view.launches:
+        whole = trial.completed and trial.failure is None and trial.ranks
         if whole and trial.boundary.key in predicted:
             known = highest.get(trial.boundary.key)
             if known is None or allocated_peak(trial) > allocated_peak(known):
@@ -95,7 +95,7 @@ def comparison_table(view: RunView) -> Table:
 def rank_table(view: RunView) -> Table:
     """Peaks of the answer's ranks: all of a small world, the highest and the lowest of a large one."""
     trial = view.answer_trial
-    if trial is None or trial.kind == "predicted":
+    if trial is None:
         return _stage_table(view)
     ranks = sorted(trial.ranks.values(), key=lambda rank: (-rank.allocated_peak_bytes, rank.rank))
     shown, note = ranks, "Highest first."
@@ -168,7 +168,7 @@ def phase_table(view: RunView) -> Table:
                     size(measured),
                 )
             )
-    kinds = {trial.kind for trial in view.trials if trial.kind != "predicted"}
+    kinds = {trial.kind for trial in view.launches}
     return Table(
         title="Peak of every phase",
         note="Predicted on the heaviest stage"
@@ -181,8 +181,8 @@ def phase_table(view: RunView) -> Table:
 def _seen_phases(view: RunView, boundary: Boundary) -> dict[str, int]:
     """Highest allocated bytes of each phase over ranks and repeats of one setting's trials, spelled as predictions are."""
     found: dict[str, int] = {}
-    for trial in view.trials:
-        if trial.boundary == boundary and trial.kind != "predicted":
+    for trial in view.launches:
+        if trial.boundary == boundary:
             for rank in trial.ranks.values():
                 for phase, peak_bytes in rank.phases.items():
                     found[phase] = max(found.get(phase, 0), peak_bytes)

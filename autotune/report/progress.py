@@ -151,7 +151,8 @@ def state_lines(progress: RunProgress) -> dict[int, str]:
     """A line for each trial that changes when the trial does: for a log."""
     lines = {}
     for row in progress_table(progress).rows:
-        cells = [f"{name} {cell}" for name, cell in zip(COLUMNS[3:8], row[3:8], strict=True) if cell != UNKNOWN]
+        named = dict(zip(COLUMNS, row, strict=True))
+        cells = [f"{name} {named[name]}" for name in ("step", "peak", "of the limit") if named[name] != UNKNOWN]
         lines[int(row[0])] = f"trial {row[0]}: {row[1]}: {row[2]}" + "".join(f", {cell}" for cell in cells)
     return lines
 

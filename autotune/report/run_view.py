@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.plan import PlanResult
 from autotune.errors import RequestError
 from autotune.records import load_json
 from autotune.search.outcome import Recommendation
-from autotune.trial.record import TrialRecord
+from autotune.trial.record import Kind, TrialRecord
 from autotune.workload.workload import Workload
 
 
@@ -23,6 +24,12 @@ class RunView:
     workload: Workload
     plan: PlanResult | None
     trials: tuple[TrialRecord, ...]
+    """With the kind that the recommendation gives them: the launch of a survey is ``switched``."""
+
+    @property
+    def launches(self) -> tuple[TrialRecord, ...]:
+        """Trials that ran one setting from start to end: not predictions, and not a survey, which switches between many."""
+        return tuple(trial for trial in self.trials if trial.kind not in ("predicted", "switched"))
 
     @property
     def answer(self) -> Boundary | None:
@@ -33,7 +40,7 @@ class RunView:
     @property
     def answer_trial(self) -> TrialRecord | None:
         """The completed trial of the recommended boundary with the highest peak; None where nothing ran."""
-        found = [trial for trial in self.trials if trial.boundary == self.answer and trial.ranks]
+        found = [trial for trial in self.launches if trial.boundary == self.answer and trial.ranks]
         return max(found, key=lambda trial: max(rank.allocated_peak_bytes for rank in trial.ranks.values()), default=None)
 
 
@@ -51,10 +58,14 @@ def read_run(folder: Path) -> RunView:
         raise RequestError(
             "RUN", str(folder), "this run has no recommendation yet", "finish it: `autotune run ... --out DIR --resume`"
         )
+    recommendation = load_json(folder / "recommendation.json", Recommendation)
+    kinds = {row.number: row.kind for row in recommendation.trials}
+    trials = [load_json(path, TrialRecord) for path in sorted(folder.glob("trials/*/record.json"))]
     return RunView(
         folder=folder,
-        recommendation=load_json(folder / "recommendation.json", Recommendation),
+        recommendation=recommendation,
         workload=load_json(folder / "workload.json", Workload),
         plan=load_json(plan, PlanResult) if (plan := folder / "candidates.json").is_file() else None,
-        trials=tuple(load_json(path, TrialRecord) for path in sorted(folder.glob("trials/*/record.json"))),
+        # A rank's record cannot know that its launch was a survey; the recommendation does.
+        trials=tuple(replace(trial, kind=cast(Kind, kinds.get(trial.number, trial.kind))) for trial in trials),
     )
