@@ -23,7 +23,6 @@ _QUIET = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # Resume is a new Tuner over the study's journal.
     "TUNE_WARN_THRESHOLD_S": "30",
-    "RAY_raylet_death_check_interval_milliseconds": "1000",  # Slots end with their raylet, ranks with their slot; default 10 s.
 }
 _COMMON: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
 _LOCAL_STORE_BYTES = 128 * 2**20

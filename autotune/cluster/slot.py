@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +48,21 @@ class Warmth:
     reused: bool = False
 
 
+def _end_with_raylet(raylet: int) -> None:
+    """End this process when its parent is gone: then the zygote's pipe closes, and all that it forked ends.
+
+    Ray does so too, 10 s and more after (seen: 13 s); until then ranks would go on holding a GPU that nobody manages.
+    """
+    while os.getppid() == raylet:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 class RankSlot:
     """Keeps a zygote and runs one rank of one trial at a time."""
 
     def __init__(self) -> None:
+        threading.Thread(target=_end_with_raylet, args=(os.getppid(),), name="raylet watch", daemon=True).start()
         self._zygote: Zygote | None = None
         self._made_for: tuple[object, ...] = ()
         self._cold: str | None = None

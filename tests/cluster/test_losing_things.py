@@ -52,8 +52,9 @@ def slow(environment: dict[str, str]) -> dict[str, str]:
 
 def check_resumed(folder: Path, before: dict[str, float], told: dict[str, Any]) -> None:
     assert (told["status"], told["best"]) == (0, "core_attn")
-    keys = [key for _, key, _, _ in told["records"]]
-    assert sorted(keys) == sorted(RIGHT) and len(keys) == len(set(keys))
+    keys = [key for _, key, outcome, _ in told["records"] if outcome == "completed"]
+    assert sorted(keys) == sorted(RIGHT)  # each once
+    assert {outcome for _, _, outcome, _ in told["records"]} <= {"completed", "node_lost", "infrastructure", "launch_error"}
     assert {name: time for name, time in records(folder).items() if name in before} == before  # none was run again
 
 
@@ -82,7 +83,7 @@ def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: st
     assert len(raylets) == 1
     os.kill(raylets[0], signal.SIGKILL)
     ranks = wait_for(lambda: not any("autotune.trial.zygote" in line for line in marked(mark).values()), 60)
-    assert ranks is not None, marked(mark)
+    assert ranks is not None and ranks < 30, marked(mark)
     print(f"ranks and zygotes gone {ranks:.1f} s after the raylet was killed")
     out, err = process.communicate(timeout=300)
     told = json.loads(out.strip().splitlines()[-1]) if out.strip() else {"status": process.returncode, "stop": err[-2000:]}

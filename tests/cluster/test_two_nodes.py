@@ -34,7 +34,6 @@ def cluster() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("TOY_STEP_S", "0.5")
-        patch.setenv("RAY_raylet_death_check_interval_milliseconds", "1000")
         patch.delenv("RAY_ADDRESS", raising=False)
         # The head has no GPUs: coordinators sit there, slots on the two nodes, each with 8 declared.
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0, "include_dashboard": False})
