@@ -49,6 +49,8 @@ NOMINAL_SPREAD = 0.03
 """Width of the intervals that the planner is given, whatever the prior's true errors are: a ledger does not know those."""
 WITHIN = 0.01
 DRAWS = 800
+CLEAR_PERCENT = 1.0
+"""A play is clear where no peak that decides it is so near the limit: closer, two launches of one boundary may differ."""
 STEP_SCATTER = 0.03
 """Of launches; interleaved steps of one process scatter by ``INTERLEAVED_SCATTER``."""
 INTERLEAVED_SCATTER = 0.005
@@ -68,6 +70,10 @@ class Play:
     oom_launches: int
     answer: str | None
     optimum: str | None
+    launches_to_optimum: int | None
+    """The launch that first ran an optimum alone; None where none did."""
+    margin_percent: float
+    """How near to the limit the peaks are that decide the play: the optimum's, and those of what is cheaper."""
     regret_percent_of_step: float | None
     found: bool
     false_pass: bool
@@ -201,7 +207,7 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
     evidence = Evidence(truth.candidates, settings)
     sampler = _sampler(sampler_name, truth, evidence, seed)
     optimum = truth.optimum(limit_bytes)
-    number, switched_steps = 0, 0
+    number, switched_steps, reached = 0, 0, None
     while sampler.done() is None:
         (proposal,) = sampler.ask(1)
         record = truth.launch(
@@ -217,11 +223,13 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
             continue
         sampler.tell(record if proposal.repeat_reason is None else _as_repeat(record, proposal.repeat_reason))
         best = evidence.best()
+        if optimum is not None and reached is None and record.completed and _as_good(truth, proposal.boundary, optimum):
+            reached = number
         if sampler_name == "narrow_first" and best is not None:
             break
         # Optuna has no certificate: its samplers are stopped by an oracle, as soon as an optimum has passed.
         oracle = isinstance(sampler, OptunaSampler) or sampler_name == "exhaustive"
-        if oracle and best is not None and optimum is not None and truth.step_ms(best) <= truth.step_ms(optimum) * (1 + WITHIN):
+        if oracle and best is not None and optimum is not None and _as_good(truth, best, optimum):
             break
     answer = evidence.best()
     regret = None
@@ -239,6 +247,8 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
         oom_launches=sum(r.failure is not None for r in evidence.records),
         answer=answer.key if answer is not None else None,
         optimum=optimum.key if optimum is not None else None,
+        launches_to_optimum=reached,
+        margin_percent=_margin_percent(truth, optimum, limit_bytes),
         regret_percent_of_step=None if regret is None else round(max(regret, 0.0), 4),
         found=found,
         false_pass=answer is not None and truth.peak_bytes(answer) > limit_bytes,
@@ -246,6 +256,16 @@ def play(truth: Truth, limit_bytes: int, seed: int, sampler_name: str) -> Play:
         certificate_right=_certificate_right(truth, evidence, answer, limit_bytes),
         gpu_hours=round(number * GPU_HOURS_PER_LAUNCH, 3),
     )
+
+
+def _as_good(truth: Truth, boundary: Boundary, optimum: Boundary) -> bool:
+    return truth.step_ms(boundary) <= truth.step_ms(optimum) * (1 + WITHIN)
+
+
+def _margin_percent(truth: Truth, optimum: Boundary | None, limit_bytes: int) -> float:
+    """Distance to the limit of the nearest peak that decides the play, in percent of the limit."""
+    decisive = [b for b in truth.rows if optimum is None or truth.step_ms(b) <= truth.step_ms(optimum)]
+    return round(min(abs(100 * (truth.peak_bytes(b) / limit_bytes - 1)) for b in decisive), 3)
 
 
 def _sampler(name: str, truth: Truth, evidence: Evidence, seed: int) -> Sampler:
@@ -281,12 +301,16 @@ def summarise(plays: Sequence[Play]) -> list[dict[str, Any]]:
         own = [p for p in plays if (p.kind, p.sampler, p.by_chance) == (kind, sampler, by_chance)]
         regrets = sorted(p.regret_percent_of_step for p in own if p.regret_percent_of_step is not None)
         launches = sorted(p.launches for p in own)
+        reached = [p.launches_to_optimum for p in own if p.launches_to_optimum is not None]
+        clear = [p for p in own if p.margin_percent > CLEAR_PERCENT]
         rows.append({
             "kind": kind, "sampler": sampler, "by_chance": by_chance, "plays": len(own), "tables": len({p.table for p in own}),
             "switched_plays": sum(p.switched_steps > 0 for p in own),
             "launches_mean": round(mean(launches), 2), "launches_p95": launches[int(0.95 * (len(launches) - 1))],
+            "to_optimum_mean": round(mean(reached), 2) if reached else None,
             "oom_launches_mean": round(mean(p.oom_launches for p in own), 2),
             "found_percent": round(100 * mean(p.found for p in own), 1),
+            "found_clear_percent": round(100 * mean(p.found for p in clear), 1) if clear else None,
             "regret_mean_percent": round(mean(regrets), 3) if regrets else None,
             "regret_p95_percent": regrets[int(0.95 * (len(regrets) - 1))] if regrets else None,
             "false_passes": sum(p.false_pass for p in own),

@@ -105,8 +105,8 @@ class Planner:
                 return []
             self._pending.add(self._bases[0])
             return [Proposal(boundary=self._bases[0], why="a survey of every setting, under the broadest", survey=True)]
-        repeats = [r for r in self._repeats() if r.boundary not in self._pending]
-        urgent = [r for r in repeats if r.repeat_reason != "near_limit"][:count]
+        repeats = [r for r in due_repeats(self._evidence, self._lacks) if r.boundary not in self._pending]
+        urgent = [*(r for r in repeats if r.repeat_reason != "near_limit"), *self._risky()][:count]
         proposals = urgent + (self._ranked()[: count - len(urgent)] if len(urgent) < count else [])
         if not proposals and not self._pending:
             proposals = [*self._noise_pair(), *repeats, *self._unproven()][:count]
@@ -173,7 +173,14 @@ class Planner:
             return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
         if not_an_activation_problem(self._candidates, self._evidence):
             return Stop(outcome="none", text=NOT_ACTIVATIONS)
-        if self._pending or self._bases or any(self._repeats()) or self._ranked() or self._noise_pair():
+        if (
+            self._pending
+            or self._bases
+            or any(due_repeats(self._evidence, self._lacks))
+            or self._risky()
+            or self._ranked()
+            or self._noise_pair()
+        ):
             return None
         if self._unproven():
             return None
@@ -244,17 +251,16 @@ class Planner:
             return None
         return f"passed, but over the limit in the mean of its launches with {risk:.0%}"
 
-    def _repeats(self) -> list[Proposal]:
-        """Those that are due anyway, and more runs of what would be the best, were it surely within the limit."""
-        found = list(due_repeats(self._evidence, self._lacks))
+    def _risky(self) -> list[Proposal]:
+        """One more run of what would be the best, were it surely within the limit: before anything dearer is launched."""
         best, rule = self._evidence.best(doubted=True), self._rule
-        if found or best is None:
-            return found
+        if best is None or best in self._pending:
+            return []
         runs, risk = self._evidence.runs(best), self._risk(best)
-        if rule.risk < risk < 1 - rule.risk and runs < rule.most_runs and self._lacks(best, runs) is None:
-            why = f"over the limit in the mean of its launches with {risk:.0%}"
-            found.append(Proposal(boundary=best, why=why, repeat_reason="near_limit"))
-        return found
+        if not rule.risk < risk < 1 - rule.risk or runs >= rule.most_runs or self._lacks(best, runs) is not None:
+            return []
+        why = f"over the limit in the mean of its launches with {risk:.0%}"
+        return [Proposal(boundary=best, why=why, repeat_reason="near_limit")]
 
     def _learn(self, record: TrialRecord) -> None:
         if self.posterior is None or record.kind == "predicted":
