@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autotune.trial.prelude.allocator import Counter
 
 __all__ = ["install"]
 
 
-def install() -> Counter:
+def install(collectives: Callable[[], None] | None = None) -> Counter:
     """Make this process one whose GPU is its CPU. Call it before Megatron is imported; it starts no thread.
 
     Nothing is counted until ``Counter.count_this_thread``, so what is imported in between costs no device memory.
+
+    Args:
+        collectives: Installs other collectives than those over gloo.
 
     Raises:
         RequestError: There is no C++ compiler, or Megatron is already imported.
@@ -26,13 +31,17 @@ def install() -> Counter:
     import torch
     import torch._dynamo  # It keeps a table of torch's functions, which has to be made before some are replaced.
 
-    from autotune.trial.prelude import allocator, collectives, cuda_shim, fused, ssm_stand_in, te_stand_in
+    from autotune.trial.prelude import allocator, cuda_shim, fused, ssm_stand_in, te_stand_in
+    from autotune.trial.prelude import collectives as over_gloo
     from autotune.trial.prelude.te_stand_in import kernels
 
     torch.set_num_threads(1)
     counter = allocator.install()
     cuda_shim.install(counter)
-    collectives.install(counter)
+    if collectives is None:
+        over_gloo.install(counter)
+    else:
+        collectives()
     fused.install(counter)
     kernels.set_scratch(counter.paused)
     te_stand_in.install()

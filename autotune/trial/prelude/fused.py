@@ -43,12 +43,12 @@ def _one_kernel(function: Callable[..., Any], counter: Counter) -> Callable[...,
             return function(*arguments, **keywords)
         with counter.paused():
             result = function(*arguments, **keywords)
-        return _on_device(result, {tensor.untyped_storage().data_ptr() for tensor in tensors})
+        return _on_device(result, {tensor.untyped_storage()._cdata for tensor in tensors})
 
     def _on_device(value: Any, given: set[int]) -> Any:
         if isinstance(value, Tensor):
             # An argument written in place, or a view of it, is where it was.
-            return value if value.untyped_storage().data_ptr() in given else value.clone()
+            return value if value.untyped_storage()._cdata in given else value.clone()
         if isinstance(value, (tuple, list)):
             return type(value)(_on_device(item, given) for item in value)
         return value
