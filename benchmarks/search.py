@@ -11,15 +11,16 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from autotune.boundary.boundary import Boundary
+from autotune.ledger.ledger import Ledger
 from autotune.ledger.prediction import PhasePeak, Prediction, StagePeak
-from autotune.records import load_json
+from autotune.records import from_builtins, load_json
 from autotune.search.candidate import Candidate
 from autotune.search.certificate import certificate
 from autotune.search.evidence import Evidence
@@ -39,6 +40,7 @@ from autotune.trial.survey.choose import choose
 from autotune.trial.survey.plan import SurveyPlan
 from autotune.trial.survey.prices import Price
 from autotune.trial.survey.report import PredictedSetting
+from autotune.workload.workload import Workload
 from benchmarks.generator import Machine
 
 SAMPLERS = (
@@ -91,10 +93,18 @@ class Truth:
         self.kind = f"{kind}, no switch" if survey is not None and not survey.get("switchable") else kind
         self.by_chance = bool(table.get("by_chance"))
         self.rows = {boundary: row for boundary, row in zip(self.recorded.runs, table["rows"], strict=True)}
+        predicted = (survey or {}).get("predicted", ())
+        self._surveyed_ms = {Boundary.from_fields(_prefixed(row)): float(row["replay_ms"]) for row in predicted}
+        samples = [s for runs in self.recorded.runs.values() for run in runs for s in run.step_ms]
+        self._base_ms = min(samples, default=0.0)
+        ledger = _ledger(table)
         self.candidates = [
-            Candidate(boundary=boundary, order=order, status="distinct", prediction=_prediction(row))
+            Candidate(
+                boundary=boundary, order=order, status="distinct",
+                prediction=ledger(boundary) if ledger is not None else _prediction(row),
+            )
             for order, (boundary, row) in enumerate(self.rows.items())
-        ]
+        ]  # fmt: skip
 
     def peak_bytes(self, boundary: Boundary) -> int:
         """The true peak: given, else the highest of the recorded runs."""
@@ -104,9 +114,16 @@ class Truth:
         return max(r.allocated_peak_bytes for run in self.recorded.runs[boundary] for r in run.ranks.values())
 
     def step_ms(self, boundary: Boundary) -> float:
-        """The true step: given, else the mean of all recorded samples."""
+        """The true step: given; else by the prices of the table's survey; else the mean of all recorded samples.
+
+        Launches on a shared CPU scatter by more than all prices together, so a measured table is priced by its survey.
+        """
         given = self.rows[boundary].get("true_step_ms")
-        return float(given) if given is not None else mean(s for run in self.recorded.runs[boundary] for s in run.step_ms)
+        if given is not None:
+            return float(given)
+        if boundary in self._surveyed_ms:
+            return self._base_ms + self._surveyed_ms[boundary]
+        return mean(s for run in self.recorded.runs[boundary] for s in run.step_ms)
 
     def optimum(self, limit_bytes: int) -> Boundary | None:
         """The cheapest boundary whose true peak is within the limit."""
@@ -181,6 +198,18 @@ OUT_OF_MEMORY = Failure(failure_class="oom_capacity", stage="backward", rank=0, 
 
 def _cut(rank: Any, limit_bytes: int) -> Any:
     return replace(rank, allocated_peak_bytes=min(rank.allocated_peak_bytes, limit_bytes), phases={})
+
+
+def _prefixed(row: dict[str, Any]) -> dict[str, Any]:
+    return {f"recompute_{name}": row.get(name) for name in ("granularity", "modules", "method", "num_layers")}
+
+
+def _ledger(table: dict[str, Any]) -> Callable[[Boundary], Prediction] | None:
+    """The ledger of a table that holds its whole workload: one measured on real trials, here on a CPU."""
+    if "model" not in (table.get("workload") or {}):
+        return None
+    workload = from_builtins(table["workload"], Workload, setting=f"workload of {table['name']}")
+    return Ledger(workload, variant="stand_in").predict
 
 
 def _prediction(row: dict[str, Any]) -> Prediction | None:
