@@ -174,6 +174,7 @@ class Ledger:
         )
         worst = max(stage_peaks, key=lambda peak: peak.peak_bytes)
         replay, by_label = self._prices.step_ms(boundary)
+        reserved = max((graph.pool_bytes for graph in self.graphs(boundary)), default=0)
         return Prediction(
             peak_bytes=worst.peak_bytes,
             peak_p05_bytes=max(peak.peak_p05_bytes or 0 for peak in stage_peaks),
@@ -185,8 +186,8 @@ class Ledger:
             replay_ms=replay,
             replay_ms_by_label=by_label,
             inert_labels=self._inert(boundary),
-            notes=self._notes(boundary),
-            graph_pool_bytes=max((graph.pool_bytes for graph in self.graphs(boundary)), default=0),
+            notes=self._notes(boundary, reserved),
+            graph_pool_bytes=reserved,
         )
 
     def _stage_peak(
@@ -231,11 +232,15 @@ class Ledger:
                 inert.append(label)
         return tuple(inert)
 
-    def _notes(self, boundary: Boundary) -> tuple[str, ...]:
+    def _notes(self, boundary: Boundary, reserved: int) -> tuple[str, ...]:
         notes = list(self.context.stack.notes)
         notes += [
             f"label {label} is not known to the ledger: priced as without effect"
             for label in boundary.modules
             if label not in KNOWN_LABELS
         ]
+        if reserved:
+            notes.append(
+                f"CUDA graph pools reserve {reserved / 1e9:.1f} GB after capture that the allocated peak does not count (predicted)"
+            )
         return tuple(notes)

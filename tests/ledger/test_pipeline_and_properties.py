@@ -120,6 +120,8 @@ def test_capture_itself_holds_what_the_captured_layers_keep() -> None:
     # attention with its norm output and statistics, and the output of the graph, for both layers; then one layer's backward
     kept = before["attention"] + 2 * (H + 4 * 128) + 2 * H
     assert kept < capture(prediction)["graph_pool"] - after["graph_pool"] < 2 * kept
+    assert prediction.graph_pool_bytes == capture(prediction)["graph_pool"] - after["graph_pool"]
+    assert any("graph pools reserve" in note for note in prediction.notes)
     assert "transient" not in capture(prediction)
 
 
