@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from autotune.boundary.boundary import Boundary
 from autotune.cluster.connection import connect, disconnect, is_own
 from autotune.cluster.drive import Source, TuneDriver
 from autotune.cluster.group import Resources, SlotGroup, room_for
+from autotune.cluster.trackers import check_trackers, tracker_callbacks
 from autotune.errors import StoppedError
 from autotune.trial.attend import Limits
 from autotune.trial.backends.base import OnProgress, TrialRequest
@@ -41,6 +42,7 @@ class ClusterBackend:
         bundle: What a rank takes of the cluster; the backend's own where None.
         program: The module that each rank runs.
         place_s: How long placement may take.
+        log_to: Trackers (``wandb:PROJECT``, ``mlflow:URI``) that each trial is logged to.
         on_note: Takes lines for the user.
 
     Raises:
@@ -64,12 +66,15 @@ class ClusterBackend:
         limits: Limits | None = None,
         place_s: float = 300.0,
         warm_s: float = 600.0,
+        log_to: Sequence[str] = (),
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         if backend == "cpu":
             from autotune.trial.config_builder import refuse_on_cpu
 
             refuse_on_cpu(workload)
+        check_trackers(log_to)
+        self._log_to = tuple(log_to)
         self.name: str = backend
         self.to_the_bit = backend == "cpu"
         self._backend: Backend = backend
@@ -115,7 +120,12 @@ class ClusterBackend:
         """
         self.open()
         driver = TuneDriver(
-            groups=self._groups, make_group=self._make_group, make_spec=self.spec, limits=self._limits, folder=folder
+            groups=self._groups,
+            make_group=self._make_group,
+            make_spec=self.spec,
+            limits=self._limits,
+            folder=folder,
+            callbacks=tracker_callbacks(self._log_to, group=self._workload.name),
         )
         driver.drive(source)
 

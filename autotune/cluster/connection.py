@@ -25,6 +25,8 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "30",
 }
 _COMMON: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+_LOOPBACK = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by the machine's own address (services.py:resolve_ip_for_localhost, 2.60); this it takes as it is."""
 _LOCAL_STORE_BYTES = 128 * 2**20
 
 
@@ -66,7 +68,7 @@ def _start_own(cpus: int) -> None:
                 num_gpus=_local_gpus(),
                 include_dashboard=False,
                 object_store_memory=_LOCAL_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
+                _node_ip_address=_LOOPBACK,
                 **_COMMON,
             )
         except Exception as error:  # Ray has no type of its own for a cluster that does not start.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from autotune.cluster.connection import NAMESPACE
@@ -43,8 +44,11 @@ def coordinate(config: dict[str, Any]) -> None:
     # On disk before it is reported: from here on the result cannot be lost.
     write_atomically(Path(order.spec.folder) / "record.json", dump_json(record))
     peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
+    hot = max(record.ranks.values(), key=lambda rank: rank.allocated_peak_bytes, default=None)
+    known = {"step_ms": median(record.step_ms) if record.step_ms else None, "hot_rank": None if hot is None else hot.rank}
     tune.report(
         {
+            **{name: value for name, value in known.items() if value is not None},
             "number": record.number,
             "boundary": record.boundary.key,
             "outcome": "completed" if record.failure is None else record.failure.failure_class,

@@ -126,6 +126,7 @@ class TuneDriver:
         make_group: Makes a new one where a node was lost.
         make_spec: The spec of a request.
         folder: Where Tune may keep its own state while it runs; nothing in it outlives the run.
+        callbacks: Tune callbacks that are told of every trial too.
     """
 
     groups: list[SlotGroup]
@@ -133,6 +134,7 @@ class TuneDriver:
     make_spec: Callable[[TrialRequest], TrialSpec]
     limits: Limits
     folder: Path
+    callbacks: Sequence[Any] = ()
     _running: dict[str, _Running] = field(default_factory=dict)
     _error: BaseException | None = None
     _broken: set[int] = field(default_factory=set)
@@ -154,7 +156,7 @@ class TuneDriver:
                     run_config=tune.RunConfig(
                         name="trials",
                         storage_path=str(storage.resolve()),
-                        callbacks=[_Watch(self, source)],
+                        callbacks=[_Watch(self, source), *self.callbacks],
                         verbose=0,
                         failure_config=tune.FailureConfig(max_failures=0, fail_fast=False),
                     ),
@@ -225,7 +227,7 @@ class TuneDriver:
         write_atomically(path, dump_json(order))
         followers = [LineFollower(spec.rank_file(rank)) for rank in range(spec.world_size)]
         self._running[trial_id] = _Running(request=request, group=number, followers=followers)
-        return {"number": request.number, "order": str(path.resolve())}
+        return {"number": request.number, "boundary": request.boundary.key, "order": str(path.resolve())}
 
     def complete(self, source: Source, trial_id: str, *, failed: bool) -> None:
         """Take the result of a trial that Tune has ended."""

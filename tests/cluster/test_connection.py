@@ -25,8 +25,8 @@ def test_a_cluster_of_our_own_that_does_not_start_twice(monkeypatch: pytest.Monk
     with pytest.raises(StoppedError, match=r"Ray did not start on this machine \(The current node timed out") as stopped:
         connection.connect(None, local_cpus=2)
     assert len(tried) == 2 and stopped.value.exit_status == ExitStatus.STOPPED
-    # Nothing of it listens beyond this machine.
-    assert all(options["_node_ip_address"] == "127.0.0.1" and options["include_dashboard"] is False for options in tried)
+    # What speaks to it does so over loopback.
+    assert all(options["_node_ip_address"].startswith("127.") and options["include_dashboard"] is False for options in tried)
 
 
 def test_an_address_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,8 @@ def dashboard(toy_environment: dict[str, str], tmp_path: Path) -> Iterator[tuple
         try:
             with urllib.request.urlopen(f"{url}/api/jobs/", timeout=5) as answer:
                 return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            return error.code == 401  # It listens; the client brings the token that Ray made.
         except OSError:
             return False
 

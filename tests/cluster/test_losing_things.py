@@ -31,8 +31,9 @@ def start(folder: Path, environment: dict[str, str], *options: str) -> subproces
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=400)
-    assert out.strip(), err[-3000:]
-    return dict(json.loads(out.strip().splitlines()[-1]))
+    told = [line for line in out.splitlines() if line.startswith('{"status"')]  # Ray prints what it lost there, too
+    assert told, err[-3000:]
+    return dict(json.loads(told[-1]))
 
 
 def records(folder: Path) -> dict[str, float]:
@@ -85,8 +86,7 @@ def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: st
     ranks = wait_for(lambda: not any("autotune.trial.zygote" in line for line in marked(mark).values()), 60)
     assert ranks is not None and ranks < 30, marked(mark)
     print(f"ranks and zygotes gone {ranks:.1f} s after the raylet was killed")
-    out, err = process.communicate(timeout=300)
-    told = json.loads(out.strip().splitlines()[-1]) if out.strip() else {"status": process.returncode, "stop": err[-2000:]}
+    told = finish(process)
     assert told["status"] == 4, told
     assert wait_for(lambda: not marked(mark), 180) is not None, marked(mark)
     check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
