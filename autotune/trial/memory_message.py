@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 _SIZE = r"([0-9]+(?:\.[0-9]+)?) ?(bytes|[KMGT]i?B)"
-_UNIT_BYTES = {"bytes": 1, **{f"{letter}iB": 2 ** (10 * (place + 1)) for place, letter in enumerate("KMGT")}}
+_UNIT_BYTES: dict[str, int] = {"bytes": 1, **{f"{letter}iB": 2 ** (10 * (place + 1)) for place, letter in enumerate("KMGT")}}
 _UNIT_BYTES |= {f"{letter}B": 2 ** (10 * (place + 1)) for place, letter in enumerate("KMGT")}  # PyTorch's older MB is MiB
 
 _REQUESTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
