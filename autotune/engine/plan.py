@@ -73,6 +73,8 @@ class PlanResult:
     revisions: Mapping[str, str | None]
     boundary_notes: tuple[str, ...] = ()
     """Where labels and rules come from, older switches that were read, sub-models that the patch does not reach."""
+    trace: Any | None = None
+    """With ``--trace``: engine/trace.py:TraceReport, the real model's peaks beside the ledger's."""
 
 
 def plan(request: Request) -> PlanResult:

@@ -20,7 +20,7 @@ SMALL_ELEMENTS = 65536
 """Operations on no more than this run for real."""
 
 
-class SkippedKernels(TorchDispatchMode):
+class SkippedKernels(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
     """Skips large kernels. ``real`` is a context in which none is."""
 
     def __init__(self) -> None:
