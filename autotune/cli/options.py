@@ -99,6 +99,12 @@ def request_options(command: F) -> F:
         ),
         click.option("--resume", is_flag=True, help="Go on with the run in --out; no finished trial is repeated."),
         click.option("--address", metavar="ADDR", help="Ray cluster; default: this machine."),
+        click.option(
+            "--log-to",
+            multiple=True,
+            metavar="TRACKER",
+            help="Log each launch: wandb[:PROJECT] or mlflow[:TRACKING_URI]; may be given twice.",
+        ),
         click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Seed of every random choice."),
     )
     for option in reversed(options):

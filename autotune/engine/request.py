@@ -23,6 +23,7 @@ class Request:
         out: Run directory; None is ``runs/<recipe>-<time>``.
         max_gpu_hours: No trial is begun after so many GPU-hours of trials.
         prove: Go on until every immediate neighbour of the answer was launched.
+        log_to: Trackers that trials are logged to: ``wandb:PROJECT``, ``mlflow:URI``.
         max_slowdown: Largest replay cost as a share of the reference's step.
     """
 
@@ -42,4 +43,5 @@ class Request:
     out: Path | None = None
     resume: bool = False
     address: str | None = None
+    log_to: tuple[str, ...] = ()
     seed: int = 0

@@ -64,6 +64,8 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
 
 def open_backend(name: str, request: Request, prepared: Prepared, on_event: OnEvent = ignore) -> TrialBackend:
     """The backend object of a choice; trials on a CPU or GPU go through Ray."""
+    if request.log_to and name not in ("cpu", "gpu"):
+        raise RequestError("--log-to", request.log_to[0], f"the {name} backend launches nothing to log", "leave it out")
     if name == "replay":
         from autotune.trial.backends.tables import load_table
 
@@ -80,6 +82,7 @@ def open_backend(name: str, request: Request, prepared: Prepared, on_event: OnEv
             backend=cast(Literal["cpu", "gpu"], name),
             seed=request.seed,
             address=request.address,
+            log_to=request.log_to,
             on_note=lambda text: on_event(Event(kind="note", text=text)),
         )
     raise RequestError("--backend", name, "cannot be opened here", "use --backend predict")

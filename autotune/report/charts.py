@@ -258,8 +258,8 @@ def _phases(view: RunView, scale: Scale) -> list[Chart]:
 
 def _comparison(view: RunView, scale: Scale) -> Chart | None:
     found = comparisons(view)
-    if not found:
-        return None
+    if len(found) < 2:
+        return None  # one point is told by its table
     rows = [
         {
             "x": round(row.predicted_bytes / scale.factor, 4),
@@ -273,22 +273,23 @@ def _comparison(view: RunView, scale: Scale) -> Chart | None:
         }
         for row in found
     ]
-    ends = [
-        min(min(row.predicted_bytes, row.seen_bytes) for row in found),
-        max(max(row.predicted_bytes, row.seen_bytes) for row in found),
-    ]
+    seen = [(row.predicted_bytes, row.seen_bytes) for row in found]
+    low, high = min(map(min, seen)), max(map(max, seen))
+    pad = (high - low) * 0.05 or high * 0.01
+    ends = (low - pad, high + pad)
+    domain = {"domain": [end / scale.factor for end in ends], "nice": False, "zero": False}
     line = [{"a": end / scale.factor} for end in ends]
     shown = tips(("setting", "setting"), ("predicted", "predicted"), ("seen", "from the trial"), ("off", "difference"))
-    x = field("x", title=f"predicted peak, {scale.unit}", scale={"zero": False})
-    y = field("y", title=f"peak from the trial, {scale.unit}", scale={"zero": False})
+    x = field("x", title=f"predicted peak, {scale.unit}", scale=domain)
+    y = field("y", title=f"peak from the trial, {scale.unit}", scale=domain)
     layers = [
         {
             "data": {"values": line},
             "mark": {"aria": False, "type": "line", "color": "var(--quiet)", "strokeDash": [2, 3]},
-            "encoding": {"x": field("a"), "y": field("a")},
+            "encoding": {"x": field("a", scale=domain), "y": field("a", scale=domain)},
         },
         {
-            "mark": {"aria": False, "type": "rule", "opacity": 0.5, "color": "var(--measured)"},
+            "mark": {"aria": False, "type": "rule", "opacity": 0.5, "color": "var(--measured)", "clip": True},
             "encoding": {"x": field("low"), "x2": {"field": "high"}, "y": y},
         },
         {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Row = tuple[str, ...]
+LONGEST = 30
+"""A longer text is a sentence, not a figure, whatever it begins with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,4 +25,4 @@ class Table:
 
     def is_figure(self, index: int) -> bool:
         """Whether a column holds figures, which stand to the right."""
-        return bool(self.rows) and all(row[index][:1] in "+-<>0123456789" for row in self.rows)
+        return bool(self.rows) and all(row[index][:1] in "+-<>0123456789" and len(row[index]) <= LONGEST for row in self.rows)

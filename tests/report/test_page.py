@@ -169,4 +169,4 @@ def test_stopped_run_has_a_page_without_a_patch(tmp_path: Path) -> None:
     page = read_page(folder / "report.html")
     assert "stopped before an answer" in " ".join(page.text)
     assert "Copy patch" not in " ".join(page.text)
-    assert set(json.loads(page.data["specs"])) == {"memory", "phases-0", "comparison"}
+    assert set(json.loads(page.data["specs"])) == {"memory", "phases-0"}
