@@ -241,6 +241,6 @@ class Ledger:
         ]
         if reserved:
             notes.append(
-                f"CUDA graph pools reserve {reserved / 1e9:.1f} GB after capture that the allocated peak does not count (predicted)"
+                f"CUDA graph pools reserve {reserved / 1e9:.1f} GB after capture, not counted in the allocated peak (predicted)"
             )
         return tuple(notes)
