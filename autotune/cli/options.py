@@ -32,6 +32,13 @@ def verbosity_options(command: F) -> F:
     return command
 
 
+def _complete_recipe(_context: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
+    """Aliases of the catalog that begin so; whatever else names a recipe is not completed."""
+    from autotune.workload.catalog import aliases
+
+    return [alias for alias in aliases() if alias.startswith(incomplete)]
+
+
 def request_options(command: F) -> F:
     """Everything that says what is asked; a command that takes them gets ``make_request``'s keywords."""
     options = (
@@ -40,6 +47,7 @@ def request_options(command: F) -> F:
             "--recipe",
             required=True,
             metavar="R",
+            shell_complete=_complete_recipe,
             help="Alias (see `recipes`), Bridge recipe function, module:function, workload file or Hugging Face config.json.",
         ),
         click.option(
@@ -63,7 +71,7 @@ def request_options(command: F) -> F:
         ),
         click.option(
             "--evidence",
-            metavar="FILE[:TABLE] | DIR",
+            metavar="FILE[:TABLE]",
             help="Recorded trials for --backend replay, or the directory of an earlier run whose trials count.",
         ),
         click.option(
