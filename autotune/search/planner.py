@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median, stdev
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem, widest_selective
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.neighbours import neighbours
-from autotune.search.observations import FailureSeen, PeakSeen, PriorSpread, StepSeen
+from autotune.search.observations import PeakSeen, PriorSpread
 from autotune.search.posterior import Posterior
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
+from autotune.search.seen import seen_in_launch, seen_in_survey
 from autotune.search.stop_rule import (
     HINT_SCATTER,
     JITTER,
     LEDGER_SCATTER,
     NEAR,
-    SMALLEST_SCATTER,
     SURVEY_WIDTHS,
     SURVEYED_RULE,
     StopRule,
 )
 from autotune.search.survey import SurveyFindings, candidates_after_survey
-from autotune.trial.gates import hot_rank
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
 
@@ -158,7 +155,8 @@ class Planner:
         for earlier in self._evidence.known_records:
             if earlier.kind != "switched":
                 self._learn(earlier)
-        self._learn_switched(record, findings)
+        if self.posterior is not None:
+            self.posterior.see(seen_in_survey(record, findings, self._evidence.settings.limit_bytes))
         return verdict
 
     @property
@@ -205,28 +203,6 @@ class Planner:
         widest = widest_selective(self._candidates)
         return [c.boundary for c in self._candidates if c.boundary == full] + ([widest] if widest is not None else [])
 
-    def _learn_switched(self, launch: TrialRecord, findings: SurveyFindings) -> None:
-        """Peaks against each other, interleaved steps by their own scatter, an out-of-memory as a lower bound."""
-        if self.posterior is None:
-            return
-        seen: list[PeakSeen | FailureSeen | StepSeen] = []
-        base = replace(launch, completed=True, failure=None, step_ms=()) if launch.ranks else launch
-        for record in (base, *findings.switched):
-            peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
-            if record.completed and peaks:
-                seen.append(PeakSeen(boundary=record.boundary, peak_bytes=max(peaks), phases={}, in_process=True))
-            if record.completed and record.step_ms:
-                middle = median(record.step_ms)
-                scatter = stdev(record.step_ms) / middle / len(record.step_ms) ** 0.5 if len(record.step_ms) > 1 else None
-                scatter = None if scatter is None else max(scatter, SMALLEST_SCATTER)
-                seen.append(
-                    StepSeen(boundary=record.boundary, step_ms=middle, process=launch.number, scatter=scatter)
-                )  # fmt: skip
-            elif record.failure is not None and record.failure.failure_class in _MEMORY_FAILURES:
-                limit = self._evidence.settings.limit_bytes
-                seen.append(FailureSeen(boundary=record.boundary, above_bytes=limit, in_process=True))
-        self.posterior.see(seen)
-
     def _known_price(self, boundary: Boundary) -> float | None:
         if self.posterior is None or not self.posterior.knows(boundary):
             return None
@@ -263,26 +239,9 @@ class Planner:
         return [Proposal(boundary=best, why=why, repeat_reason="near_limit")]
 
     def _learn(self, record: TrialRecord) -> None:
-        if self.posterior is None or record.kind == "predicted":
-            return
-        verdict = self._evidence.verdicts[record.boundary]
-        peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
-        if record.completed and record.failure is None and peaks:
-            phases: dict[str, int] = {}
-            for rank in record.ranks.values():
-                for phase, size in rank.phases.items():
-                    phases[phase] = max(phases.get(phase, 0), size)
-            seen: list[PeakSeen | FailureSeen | StepSeen] = [
-                PeakSeen(boundary=record.boundary, peak_bytes=max(peaks), phases=phases)
-            ]
-            if record.step_ms and verdict.status != "invalid":
-                seen.append(StepSeen(boundary=record.boundary, step_ms=sorted(record.step_ms)[len(record.step_ms) // 2]))
-            self.posterior.see(seen)
-        elif record.failure is not None and record.failure.failure_class in _MEMORY_FAILURES:
-            hot = hot_rank(record)
-            reached = record.ranks[hot].allocated_peak_bytes if hot is not None else 0
-            above = max(self._evidence.settings.limit_bytes, reached + (record.failure.requested_bytes or 0))
-            self.posterior.see([FailureSeen(boundary=record.boundary, above_bytes=above)])
+        if self.posterior is not None and record.kind != "predicted":
+            invalid = self._evidence.verdicts[record.boundary].status == "invalid"
+            self.posterior.see(seen_in_launch(record, self._evidence.settings.limit_bytes, timed=not invalid))
 
     def _fresh(self) -> list[Candidate]:
         return [
@@ -409,7 +368,3 @@ class Planner:
 
     def _expected_peak(self, candidate: Candidate) -> float:
         return float(candidate.prediction.peak_bytes) if candidate.prediction is not None else 0.0
-
-
-_MEMORY_FAILURES = frozenset({"oom_capacity", "oom_loss_path", "oom_optimizer", "oom_graph_capture", "over_limit"})
-"""Failures that prove a peak; fragmentation proves none."""
