@@ -183,6 +183,9 @@ class TuneDriver:
             if request is None:
                 return _FINISHED if source.finished and not self._running else None
             return self._start(request, trial_id, number)
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            self._error = StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume")
+            return _FINISHED
         except BaseException as error:
             self._error = error
             return _FINISHED

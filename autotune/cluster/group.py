@@ -84,7 +84,11 @@ class SlotGroup:
         self.names: list[str] = []
         self.places: list[Place] = []
         try:
-            if not self._placement.wait(timeout_s):
+            try:
+                placed = self._placement.wait(timeout_s)
+            except Exception as error:  # Ray has no type of its own for a placement that went with its cluster.
+                raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
+            if not placed:
                 free = ray.available_resources()
                 raise StoppedError(
                     f"{ranks} rank slots were not placed within {timeout_s:.0f} s: needed {_listed(bundle, ranks)}, free now "
