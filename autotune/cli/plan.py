@@ -16,7 +16,8 @@ Examples:
   autotune plan --recipe moonlight16b --trace --trace-labels '[],moe_act,layernorm+moe_act'
 
 \b
-All figures are predictions: nothing is launched. A trace allocates what the real model allocates and runs no kernel.
+All figures are predictions: nothing is launched. A trace allocates what the real model
+allocates and runs no kernel.
 """
 
 

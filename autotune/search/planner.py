@@ -58,7 +58,7 @@ class Planner:
         seed: int = 0,
         rule: StopRule | None = None,
         spread: PriorSpread | None = None,
-        draws: int = 2000,
+        draws: int = 1500,
         exhaust: bool = False,
         jitter: float = JITTER,
         survey: bool = False,
