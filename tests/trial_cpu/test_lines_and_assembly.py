@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from autotune.boundary.boundary import Boundary
 from autotune.records import from_builtins, to_builtins
-from autotune.trial.assemble import Ending, assemble, class_of, stage_of
+from autotune.trial.assemble import Ending, assemble
+from autotune.trial.failure import Symptom, class_of, stage_of
 from autotune.trial.lines import LineFollower, LineWriter, read_lines
 from autotune.trial.record import TrialRecord
 from autotune.trial.spec import TrialSpec
@@ -40,6 +41,10 @@ def write(spec: TrialSpec, rank: int, *lines: dict[str, Any]) -> None:
     path.write_text("".join(json.dumps({"t": float(i), **line}) + "\n" for i, line in enumerate(lines)))
 
 
+def assembled(spec: TrialSpec, ending: Ending) -> TrialRecord:
+    return assemble(spec, ending, {rank: read_lines(spec.rank_file(rank)) for rank in range(spec.world_size)})
+
+
 def iteration(step: int, peak: int, **more: Any) -> dict[str, Any]:
     return {
         "event": "iteration", "step": step, "step_ms": 10.0 * step, "loss": 7.0, "grad_norm": 1.0, "skipped": False,
@@ -52,11 +57,12 @@ BUILT = {"event": "built", "phases": {"build": 100}}
 END = {"event": "end", "completed": True, "steps": 3}
 OOM = {
     "event": "failure", "type": "OutOfMemoryError", "types": ["OutOfMemoryError", "RuntimeError"],
-    "message": "CUDA out of memory.",
+    "message": "CUDA out of memory.", "where": [],
     "requested_bytes": 64, "phase": "backward", "step": 2, "phases": {"backward": 900},
 }  # fmt: skip
 CLOSED = {
     "event": "failure", "type": "RuntimeError", "types": ["RuntimeError"], "message": "Connection closed by peer [127.0.0.1]:1",
+    "where": [],
     "requested_bytes": None, "phase": "grad_sync", "step": 2, "phases": {},
 }  # fmt: skip
 
@@ -66,7 +72,7 @@ def test_a_trial_that_ran_to_its_end(tmp_path: Path) -> None:
     for rank in (0, 1):
         steps = [iteration(step, 200 + 100 * step + rank, tokens_per_expert=[3, 4]) for step in (1, 2, 3)]
         write(spec, rank, START, BUILT, *steps, END)
-    record = assemble(spec, Ending(statuses={0: 0, 1: 0}))
+    record = assembled(spec, Ending(statuses={0: 0, 1: 0}))
     assert record.completed and record.failure is None and record.steps_run == 3
     assert record.ranks[1].allocated_peak_bytes == 501
     assert record.ranks[1].phases == {"build": 100, "forward": 501}, "what lies between steps is no phase"
@@ -79,14 +85,14 @@ def test_steady_steps_come_after_the_capture_of_graphs_and_are_those_of_the_slow
     spec = a_spec(tmp_path, cuda_graph_impl="transformer_engine", cuda_graph_warmup_steps=2)
     for rank in (0, 1):
         write(spec, rank, BUILT, *[iteration(step, 200, step_ms=float(step + 5 * rank)) for step in (1, 2, 3, 4, 5)], END)
-    assert assemble(spec, Ending(statuses={})).step_ms == (9.0, 10.0)
+    assert assembled(spec, Ending(statuses={})).step_ms == (9.0, 10.0)
 
 
 def test_the_first_failure_wins_and_later_ones_are_its_consequences(tmp_path: Path) -> None:
     spec = a_spec(tmp_path)
     write(spec, 0, START, BUILT, iteration(1, 300), {**CLOSED, "t": 5.0})
     write(spec, 1, START, BUILT, iteration(1, 300), {**OOM, "t": 9.0})
-    record = assemble(spec, Ending(statuses={0: 13, 1: 13}))
+    record = assembled(spec, Ending(statuses={0: 13, 1: 13}))
     assert record.failure is not None and not record.completed
     assert (record.failure.failure_class, record.failure.rank, record.failure.step) == ("oom_capacity", 1, 2)
     assert record.failure.requested_bytes == 64 and record.ranks[1].allocated_peak_bytes == 900
@@ -97,7 +103,7 @@ def test_of_two_out_of_memory_the_earlier(tmp_path: Path) -> None:
     spec = a_spec(tmp_path)
     write(spec, 0, BUILT, {**OOM, "t": 8.0})
     write(spec, 1, BUILT, {**OOM, "t": 7.0, "phase": "optimizer"})
-    failure = assemble(spec, Ending(statuses={})).failure
+    failure = assembled(spec, Ending(statuses={})).failure
     assert failure is not None and (failure.rank, failure.failure_class, failure.stage) == (1, "oom_optimizer", "optimizer_step")
 
 
@@ -107,7 +113,7 @@ def test_a_killed_rank_leaves_what_it_knew_with_its_phase(tmp_path: Path) -> Non
     write(spec, 1, START, BUILT, iteration(1, 400), {"event": "phase", "phase": "backward", "step": 2, "allocated_bytes": 5})
     with spec.rank_file(1).open("a") as file:
         file.write('{"event": "iteration", "step": 2, "ph')  # the kill came in the middle of a line
-    record = assemble(spec, Ending(statuses={0: 13, 1: -9}))
+    record = assembled(spec, Ending(statuses={0: 13, 1: -9}))
     assert record.failure is not None
     assert (record.failure.failure_class, record.failure.rank, record.failure.stage) == ("rank_killed", 1, "steady(2)")
     assert record.failure.message == "ended by signal 9" and record.ranks[1].allocated_peak_bytes == 400
@@ -118,7 +124,7 @@ def test_a_rank_without_a_word_is_unknown_never_assumed(tmp_path: Path) -> None:
     spec = a_spec(tmp_path, world_size=3)
     write(spec, 0, START, BUILT, iteration(1, 300), END)
     write(spec, 2, START)
-    record = assemble(spec, Ending(statuses={0: 0, 1: -9, 2: None}))
+    record = assembled(spec, Ending(statuses={0: 0, 1: -9, 2: None}))
     assert set(record.ranks) == {0} and record.steps_run == 0 and not record.completed
     assert record.failure is not None and record.failure.rank == 1
 
@@ -127,7 +133,7 @@ def test_a_hang_names_the_rank_that_is_behind(tmp_path: Path) -> None:
     spec = a_spec(tmp_path)
     write(spec, 0, BUILT, iteration(1, 300), {"event": "phase", "phase": "grad_sync", "step": 2})
     write(spec, 1, BUILT, {"event": "phase", "phase": "forward", "step": 1})
-    failure = assemble(spec, Ending(statuses={0: None, 1: None}, hung=True)).failure
+    failure = assembled(spec, Ending(statuses={0: None, 1: None}, hung="no progress")).failure
     assert failure is not None
     assert (failure.failure_class, failure.rank, failure.stage) == ("hang", 1, "first_forward")
 
@@ -136,12 +142,12 @@ def test_a_hang_in_teardown_keeps_the_result(tmp_path: Path) -> None:
     spec = a_spec(tmp_path)
     for rank in (0, 1):
         write(spec, rank, BUILT, iteration(1, 300), END)
-    record = assemble(spec, Ending(statuses={0: 0, 1: None}))
+    record = assembled(spec, Ending(statuses={0: 0, 1: None}))
     assert record.completed and record.failure is None and record.details["teardown_hang"]
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
-    record = assemble(a_spec(tmp_path), Ending(statuses={}))
+    record = assembled(a_spec(tmp_path), Ending(statuses={}))
     assert not record.ranks and record.failure is not None and record.failure.failure_class == "launch_error"
 
 
@@ -173,8 +179,8 @@ def test_stages(phase: str, step: int, stage: str) -> None:
     ],
 )
 def test_classes(types: list[str], message: str, phase: str, step: int, failure_class: str) -> None:
-    line = {"types": types, "type": types[0], "message": message, "phase": phase, "step": step}
-    assert class_of(line) == failure_class
+    symptom = Symptom(types=tuple(types), message=message, phase=phase, step=step)
+    assert class_of(symptom) == failure_class
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20), st.integers(0, 400))
