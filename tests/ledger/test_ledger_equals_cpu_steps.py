@@ -17,6 +17,7 @@ import pytest
 from ledger_workloads import small
 
 from autotune.boundary.boundary import Boundary
+from autotune.boundary.check import check
 from autotune.ledger.ledger import Ledger
 from autotune.trial.launch import Zygote, run_trial
 from autotune.trial.record import TrialRecord
@@ -141,6 +142,10 @@ def test_phases_of_real_steps(zygote: Zygote, tmp_path: Path, preset: str, layou
         folder=str(tmp_path),
     )
     record = run_trial(spec, zygote=zygote)
+    found = check(workload, boundary)
+    if found.status == "invalid":  # an older Megatron Core does not know every label
+        assert record.failure is not None and record.failure.failure_class == "config_invalid", found.reason
+        return
     assert record.completed, record.failure
-    wrong = differences(record, workload, boundary)
+    wrong = differences(record, workload, Boundary.selective() if found.status == "no_effect" else boundary)
     assert not wrong, f"{workload.train} {workload.model.ffn_hidden_size}\n" + "\n".join(wrong)
