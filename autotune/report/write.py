@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.records import write_atomically
@@ -23,11 +24,15 @@ def write_outputs(folder: Path) -> tuple[RunView, Facts]:
     view = read_run(folder)
     facts = collect(view)
     write_atomically(folder / "report.md", render(facts))
-    write_atomically(folder / "report.html", render_page(view, facts))
     if view.answer is not None:
         write_atomically(folder / "patch.py", patch_source(view, facts))
         write_atomically(folder / "overrides.txt", overrides_text(view))
     else:
         (folder / "patch.py").unlink(missing_ok=True)
         (folder / "overrides.txt").unlink(missing_ok=True)
+    try:  # last, and the answer does not hang on it
+        write_atomically(folder / "report.html", render_page(view, facts))
+    except ModuleNotFoundError as error:
+        warning = f"report.html was not written: {error.name} is not installed; pip install it, then autotune report {folder}"
+        facts = replace(facts, warnings=(*facts.warnings, warning))
     return view, facts

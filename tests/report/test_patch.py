@@ -86,3 +86,14 @@ def test_no_answer_leaves_no_patch(write_run: Callable[..., Path]) -> None:
     write_outputs(folder)
     left = {path.name for path in folder.iterdir()}
     assert left == {"recommendation.json", "report.html", "report.md", "workload.json"}
+
+
+def test_a_missing_page_library_costs_the_page_only(write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def render_page(*_: object) -> str:
+        raise ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+
+    monkeypatch.setattr("autotune.report.write.render_page", render_page)
+    folder = write_run(sample_recommendation())
+    _, facts = write_outputs(folder)
+    assert (folder / "patch.py").exists() and (folder / "overrides.txt").exists() and (folder / "report.md").exists()
+    assert facts.warnings[-1].startswith("report.html was not written: jinja2 is not installed")
