@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ def dashboard(toy_environment: dict[str, str], tmp_path: Path) -> Iterator[tuple
     environment = {
         **toy_environment,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "PATH": f"{RAY.parent}{os.pathsep}{toy_environment['PATH']}",
     }
     head = subprocess.Popen(
@@ -50,7 +53,7 @@ def dashboard(toy_environment: dict[str, str], tmp_path: Path) -> Iterator[tuple
             with urllib.request.urlopen(f"{url}/api/jobs/", timeout=5) as answer:
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as error:
-            return error.code == 401  # It listens; the client brings the token that Ray made.
+            return error.code == 401  # It listens; the client brings the token.
         except OSError:
             return False
 
@@ -99,7 +102,7 @@ def test_submitted_command(dashboard: tuple[str, dict[str, str]], tmp_path: Path
         "--recipe",
         "moonlight_tiny",
         "--mem-target",
-        "60MB",
+        "400MB",
         "--backend",
         "predict",
         "--out",
