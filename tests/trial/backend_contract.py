@@ -26,7 +26,7 @@ class BackendContract:
     def fits(self) -> Boundary:
         raise NotImplementedError
 
-    def request_of(self, boundary: Boundary, folder: Path, **changes: object) -> TrialRequest:
+    def request_of(self, boundary: Boundary, folder: Path, /, **changes: object) -> TrialRequest:
         fields = {
             "number": 3, "boundary": boundary, "workload_digest": "w", "world_size": self.world_size, "steps": self.steps,
             "folder": folder,
