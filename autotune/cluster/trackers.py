@@ -17,7 +17,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Refuse what cannot be logged to, before anything is launched.
 
     Raises:
-        RequestError: A tracker that is not known, or whose package is not installed.
+        RequestError: A tracker that is not known, whose package is not installed, or that does not answer.
     """
     for name in names:
         kind = name.partition(":")[0]
@@ -25,6 +25,19 @@ def check_trackers(names: Sequence[str]) -> None:
             raise RequestError("--log-to", name, "is neither wandb nor mlflow", "write wandb[:PROJECT] or mlflow[:TRACKING_URI]")
         if importlib.util.find_spec(_PACKAGES[kind]) is None:
             raise RequestError("--log-to", name, f"{kind} is not installed here", f"install it: pip install {_PACKAGES[kind]}")
+        if kind == "mlflow":
+            _check_mlflow(name)
+
+
+def _check_mlflow(name: str) -> None:
+    """Ask the tracking server before the first launch does."""
+    from mlflow import MlflowClient
+
+    try:
+        MlflowClient(tracking_uri=name.partition(":")[2] or None).search_experiments(max_results=1)
+    except Exception as error:  # MLflow's own, its database's, its server's
+        rule = " ".join(str(error).split())[:200]
+        raise RequestError("--log-to", name, rule, "name a tracking server or a database: mlflow:sqlite:///mlflow.db") from None
 
 
 def tracker_callbacks(names: Sequence[str], *, group: str) -> list[Any]:
