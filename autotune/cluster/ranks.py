@@ -10,7 +10,7 @@ from typing import Any
 from autotune.cluster.group import Place
 from autotune.records import to_builtins
 from autotune.trial.attend import News
-from autotune.trial.launch import KILL_S, TERM_S
+from autotune.trial.launch import KILL_S, TERM_S, free_port
 from autotune.trial.spec import TrialSpec
 
 ANSWER_S = 15.0
@@ -27,8 +27,11 @@ class SlotRanks:
         self._slots, self._places = slots, places
 
     def port(self) -> int:
-        """A free port on rank 0's node."""
-        return int(self._ray.get(self._slots[0].port.remote(), timeout=ANSWER_S))
+        """A free port on rank 0's node; one of this node where that slot is gone, which shows in ``poll``."""
+        try:
+            return int(self._ray.get(self._slots[0].port.remote(), timeout=ANSWER_S))
+        except self._ray.exceptions.RayError:
+            return free_port()
 
     def start(self, spec: TrialSpec) -> None:
         """Start every rank on its slot; a slot that is gone shows in ``poll``."""

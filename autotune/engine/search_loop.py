@@ -110,7 +110,9 @@ class SearchLoop:
 
     def accept(self, request: TrialRequest, record: TrialRecord) -> None:
         """Take the result of a trial."""
-        record = self._against_prediction(self._compared(record))
+        record = self._compared(record)
+        if not self._pending[request.number].survey:  # a survey's peaks are of many settings
+            record = self._against_prediction(record)
         self.directory.save(record)
         self._tell(record, self._pending.pop(request.number))
 
@@ -175,9 +177,9 @@ class SearchLoop:
 
     def _take(self, record: TrialRecord, proposal: Proposal) -> Verdict:
         """Give a record to the sampler, with what its survey found where it was one."""
-        if self.calibrator is not None:
-            self.calibrator.take(record)
         if not proposal.survey:
+            if self.calibrator is not None:
+                self.calibrator.take(record)
             return self.sampler.tell(record)
         from autotune.engine.survey_stage import findings_of
         from autotune.trial.survey.launch import read_report

@@ -63,4 +63,4 @@ def test_each_launch_is_a_run_of_weights_and_biases(tmp_path: Path, monkeypatch:
 def test_an_mlflow_store_that_does_not_answer_is_refused_before_a_launch(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     with pytest.raises(RequestError, match=r"mlflow:sqlite:///mlflow\.db"):
-        check_trackers([f"mlflow:sqlite:///{tmp_path}/absent/mlflow.db"])
+        check_trackers([f"mlflow:file://{tmp_path}/mlruns"])
