@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).resolve().parent
+from marked import HERE
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+
 
 def marked(mark: str) -> dict[int, str]:
     """Living processes whose environment holds ``TOY_MARK=<mark>``, with their command lines."""

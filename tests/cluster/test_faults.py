@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE
-from marked import marked
+from marked import HERE, marked
 from toy_search import LIMITS
 
 from autotune.boundary.boundary import Boundary

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HERE
-from marked import marked, wait_for
+from marked import HERE, marked, wait_for
 from toy_search import BOUNDARIES
 
 from autotune.trial.launch import free_port

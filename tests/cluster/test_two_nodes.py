@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE
-from marked import wait_for
+from marked import HERE, wait_for
 from toy_search import LIMITS, search
 
 from autotune.boundary.boundary import Boundary

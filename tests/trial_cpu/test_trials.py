@@ -6,12 +6,11 @@ import importlib.util
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunTrial
 
 from autotune.trial.record import TrialRecord
 from autotune.workload.catalog import load
@@ -19,6 +18,7 @@ from autotune.workload.catalog import load
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow
 
+RunTrial = Callable[..., TrialRecord]
 TINY = ("llama_tiny", "moonlight_tiny", "qwen3_moe_tiny", "qwen3_next_tiny", "nemotron_tiny")
 HAS_BRIDGE = importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.bridge") is not None
 TOKENS, HIDDEN, MICRO_BATCHES = 2 * 256, 128, 2
