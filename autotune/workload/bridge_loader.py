@@ -74,6 +74,8 @@ def find_recipe(reference: str) -> tuple[Any, str]:
     """
     if ":" in reference:
         module_name, _, attribute = reference.partition(":")
+        if module_name.startswith("megatron.bridge."):
+            recipe_packages()
         try:
             function = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
