@@ -17,7 +17,7 @@ Examples:
 
 \b
 All figures are predictions: nothing is launched. A trace allocates what the real model
-allocates and runs no kernel.
+allocates and runs no kernel. Exit status 3: no predicted peak is within --mem-target.
 """
 
 
@@ -43,6 +43,7 @@ def plan(verbosity: Any, /, format_: str, trace: bool, trace_labels: str | None,
     """
     request = make_request(**options)
     from autotune.engine.plan import plan as plan_engine
+    from autotune.engine.plan import refuse_when_nothing_fits
 
     result = plan_engine(request)
     if trace or trace_labels is not None:
@@ -59,7 +60,8 @@ def plan(verbosity: Any, /, format_: str, trace: bool, trace_labels: str | None,
         from autotune.records import dump_json
 
         click.echo(dump_json(result), nl=False)
-        return
-    from autotune.report.plan_text import print_plan
+    else:
+        from autotune.report.plan_text import print_plan
 
-    print_plan(result, everything=verbosity.verbose)
+        print_plan(result, everything=verbosity.verbose)
+    refuse_when_nothing_fits(result)

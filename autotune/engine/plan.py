@@ -9,12 +9,14 @@ from typing import Any
 from autotune.boundary.notes import boundary_notes
 from autotune.engine.prepare import Prepared, prepare, revisions
 from autotune.engine.request import Request
+from autotune.errors import NoBoundaryError
 from autotune.ledger.prediction import Coverage
 from autotune.records import to_builtins
 from autotune.search.breakpoints import breakpoints, predicted_points
 from autotune.search.candidate import Candidate
 from autotune.search.fit import fit_probability
 from autotune.search.outcome import Breakpoint
+from autotune.units import format_gb, format_gb_and_gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,22 @@ def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
         workload_source=to_builtins(prepared.workload.source),
         revisions=revisions(prepared.workload),
         boundary_notes=boundary_notes(prepared.workload),
+    )
+
+
+def refuse_when_nothing_fits(result: PlanResult) -> None:
+    """End with the status that a run under this limit would end with.
+
+    Raises:
+        NoBoundaryError: There is a limit, predictions, and no predicted peak is within it.
+    """
+    peaks = [(row.peak_bytes, row.name) for row in result.candidates if row.peak_bytes is not None]
+    if result.mem_target_bytes is None or not peaks or min(peaks)[0] <= result.mem_target_bytes:
+        return
+    peak_bytes, name = min(peaks)
+    raise NoBoundaryError(
+        f"--mem-target={format_gb_and_gib(result.mem_target_bytes)}: no recompute setting fits; the smallest peak is "
+        f"{format_gb(peak_bytes)} with {name} (predicted); raise the limit, or take a lever outside recompute"
     )
 
 

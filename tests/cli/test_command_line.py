@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -156,3 +157,12 @@ def test_module_and_command_are_the_same(command_environment: dict[str, str]) ->
     assert process.returncode == 2
     assert process.stderr == "autotune: --mem-target='1': a size needs a unit; write 1GB (10^9) or 1GiB (2^30)\n"
     assert callable(main)
+
+
+@pytest.mark.parametrize(("limit", "status"), [("100GB", 0), ("65GB", 0), ("60GB", 3), ("20GB", 3)])
+def test_a_plan_under_which_nothing_fits_says_so_to_a_script(limit: str, status: int, invoke: Invoke) -> None:
+    """Nemotron's predicted floor is 64.6 GB; the table is printed all the same, as JSON too."""
+    found, out, err = invoke("plan", "--recipe", "nemotron3nano", "--mem-target", limit, "--format", "json")
+    assert found == status
+    assert json.loads(out)["candidates"]
+    assert ("no recompute setting fits" in err) is (status == 3)
