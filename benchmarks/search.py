@@ -37,7 +37,7 @@ from autotune.trial.backends.tables import read_table
 from autotune.trial.gates import GateSettings, peaks_bytes
 from autotune.trial.record import Failure, RankRecord, TrialRecord
 from autotune.trial.survey.choose import choose
-from autotune.trial.survey.plan import SurveyPlan
+from autotune.trial.survey.plan import EXPERT_MARGIN, MARGIN, SurveyPlan
 from autotune.trial.survey.prices import Price
 from autotune.trial.survey.report import PredictedSetting
 from autotune.workload.workload import Workload
@@ -164,7 +164,9 @@ class Truth:
         if not switch or not survey.get("switchable"):
             return findings, 0
         labels = tuple(survey["switchable"])
-        plan = SurveyPlan(labels=labels, limit_bytes=limit_bytes, margin=0.005)
+        plan = SurveyPlan(
+            labels=labels, limit_bytes=limit_bytes, margin=EXPERT_MARGIN if self.jitter == EXPERT_JITTER else MARGIN
+        )
         predicted = [
             PredictedSetting(
                 boundary=s.boundary, peak_bytes=s.peak_bytes, rank=0, phase="backward", ranks={0: s.phases},

@@ -258,7 +258,7 @@ class TuneDriver:
         self._broken.add(running.group)
         return TrialRecord(
             number=request.number,
-            kind="measured",
+            kind="measured" if request.survey is None else "switched",
             boundary=request.boundary,
             workload_digest=request.workload_digest,
             world_size=request.world_size,

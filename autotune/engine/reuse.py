@@ -43,7 +43,7 @@ def read_earlier(folder: Path, workload: Workload, workload_digest: str, backend
     identity = load_json(folder / "request.json", dict)
     found = [load_json(path, TrialRecord) for path in sorted((folder / "trials").glob("[0-9]*/record.json"))]
     # A survey launch ran many settings: its record is none of one boundary's own.
-    records = [r for r in found if not (folder / "trials" / f"{r.number:03d}" / "survey.json").exists()]
+    records = [r for r in found if r.kind != "switched"]
     records = [replace(r, number=-1 - place) for place, r in enumerate(records)]
     differs = _differences(folder, identity, workload, workload_digest, backend)
     count = f"{len(records)} trial{'s' if len(records) != 1 else ''} of {folder}"

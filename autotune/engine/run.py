@@ -200,7 +200,7 @@ def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tu
         return None, None
     if request.sampler != "planner":
         return None, f"--sampler {request.sampler} launches what it proposes"
-    from autotune.trial.survey.plan import SurveyPlan, not_surveyable
+    from autotune.trial.survey.plan import SurveyPlan, margin_of, not_surveyable
 
     refused = not_surveyable(prepared.workload)
     if refused is not None:
@@ -212,7 +212,8 @@ def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tu
     labels = max((b.modules for b in boundaries), key=len, default=()) if refused_together else union
     if not labels or Boundary.full("uniform", 1) not in boundaries:
         return None, "the space has no full/uniform/1 or no labels"
-    return SurveyPlan(labels=labels, candidates=tuple(boundaries), limit_bytes=request.mem_target_bytes), None
+    limit, margin = request.mem_target_bytes, margin_of(prepared.workload)
+    return SurveyPlan(labels=labels, candidates=tuple(boundaries), limit_bytes=limit, margin=margin), None
 
 
 def make_sampler(

@@ -153,7 +153,7 @@ class Planner:
         )  # fmt: skip
         self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
         for earlier in self._evidence.known_records:
-            if earlier.kind != "switched":
+            if earlier.number != record.number:  # A base that ran out of memory before it is a lower bound.
                 self._learn(earlier)
         if self.posterior is not None:
             self.posterior.see(seen_in_survey(record, findings, self._evidence.settings.limit_bytes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.trial.failure import Symptom, class_of, is_consequence, stage_of
-from autotune.trial.record import Failure, Kind, RankRecord, RepeatReason, TrialRecord
+from autotune.trial.record import Failure, RankRecord, RepeatReason, TrialRecord
 from autotune.trial.spec import TrialSpec
 
 _ITERATION_FIELDS = (
@@ -41,10 +41,9 @@ def assemble(
     ending: Ending,
     lines: Mapping[int, Lines],
     *,
-    kind: Kind = "measured",
     repeat_reason: RepeatReason | None = None,
 ) -> TrialRecord:
-    """Make the record of a trial from the lines of its ranks."""
+    """Make the record of a trial from the lines of its ranks; what a survey launch measures is of kind "switched"."""
     ranks = {rank: record for rank, of_rank in lines.items() if (record := _rank_record(rank, of_rank)) is not None}
     ended = [rank for rank, of_rank in lines.items() if any(line["event"] == "end" for line in of_rank)]
     completed = len(ended) == spec.world_size
@@ -53,13 +52,13 @@ def assemble(
     notes = [line["text"] for of_rank in lines.values() for line in of_rank if line["event"] == "note" and "text" in line]
     return TrialRecord(
         number=spec.number,
-        kind=kind,
+        kind="measured" if spec.survey is None else "switched",
         boundary=spec.boundary,
         workload_digest=spec.workload.digest,
         world_size=spec.world_size,
         completed=completed,
         ranks=ranks,
-        step_ms=_steady_step_ms(spec, ranks),
+        step_ms=_steady_step_ms(spec, ranks) if spec.survey is None else (),  # Its steps are of many settings.
         steps_run=steps_run,
         failure=None if completed else _first_failure(lines, ending),
         repeat_reason=repeat_reason,

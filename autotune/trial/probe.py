@@ -1,9 +1,9 @@
 """The probe of a rank: peak memory of each phase and iteration, step time, loss, gradient norm, tokens per expert.
 
 The same seams on a CPU and a GPU: wrappers around ``schedules.forward_step`` and ``backward_step`` (module globals that
-all of Megatron Core's schedules look up at each call), ``config.finalize_model_grads_func`` and ``optimizer.step``, and a
-hook on the output layer. A mark reads the allocator's peak, books it under the phase that ends, and resets it; on a GPU
-these are host counters in program order, so no mark waits for the device.
+all of Megatron Core's schedules look up at each call), ``config.finalize_model_grads_func``, ``optimizer.step`` and
+``optimizer.zero_grad``, and a hook on the output layer. A mark reads the allocator's peak, books it under the phase that
+ends, and resets it; on a GPU these are host counters in program order, so no mark waits for the device.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class Probe:
             self._book()  # Kept: it goes into this iteration.
         else:
             self.take_peaks()  # Between steps: no phase of training.
-            self.phase = "forward"
+        # What the last optimizer step left (fp32 copies of gradients) is there until zero_grad, where the forward begins.
+        self.phase = "optimizer" if step > 1 else "forward"
         self._written.clear()
         self._tokens = []
         self._started = (self._cuda.Event(enable_timing=True), time.perf_counter())
         self._started[0].record()
-        self.mark("forward")
 
     def end_step(
         self, *, loss: float | None, grad_norm: float | None, skipped: bool, details: dict[str, Any] | None = None
@@ -202,15 +202,22 @@ class Probe:
         config.finalize_model_grads_func = finalize_model_grads
 
     def wrap_optimizer(self, optimizer: Any) -> None:
-        """Mark the optimizer step."""
-        step = optimizer.step
+        """Mark the optimizer step, which lasts until the next step has zeroed the gradients, and the forward from there on."""
+        step, zero_grad = optimizer.step, optimizer.zero_grad
 
         @functools.wraps(step)
         def marked(*arguments: Any, **keywords: Any) -> Any:
             self.mark("optimizer")
             return step(*arguments, **keywords)
 
-        optimizer.step = marked
+        @functools.wraps(zero_grad)
+        def zeroed(*arguments: Any, **keywords: Any) -> Any:
+            result = zero_grad(*arguments, **keywords)
+            if self.phase != "after_capture":  # cuda_graphs.py:_reset_after_capture zeroes, too.
+                self.mark("forward")
+            return result
+
+        optimizer.step, optimizer.zero_grad = marked, zeroed
 
     def wrap_capture(self) -> None:
         """Mark the capture of CUDA graphs, whose pools stay (``after_capture``)."""

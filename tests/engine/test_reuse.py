@@ -13,6 +13,7 @@ from autotune.engine.prepare import workload_digest
 from autotune.engine.reuse import read_earlier, set_aside, stale
 from autotune.engine.run_directory import RunDirectory
 from autotune.errors import RequestError
+from autotune.records import load_json
 from autotune.search.evidence import Evidence
 from autotune.search.planner import Planner
 from autotune.workload.resolve import resolve_workload
@@ -49,6 +50,17 @@ def test_the_same_workload_and_revisions_count_fully_and_are_not_launched_again(
     assert evidence.records == () and evidence.best() == Boundary.selective(["moe"])
     asked = {p.boundary for p in planner.ask(8) if p.repeat_reason is None}
     assert not asked & {Boundary.selective(), Boundary.selective(["moe"])}
+
+
+def test_a_survey_launch_is_not_taken_over(tmp_path: Path, workload: Workload) -> None:
+    world = World(limit_gb=70.0)
+    earlier_run(tmp_path / "run", workload, world)
+    directory = RunDirectory(tmp_path / "run", load_json(tmp_path / "run" / "request.json", dict), resume=True)
+    directory.open_trial(2, Boundary.full("uniform", 1))
+    directory.save(replace(world.run(Boundary.full("uniform", 1), 2), kind="switched"))
+    directory.close()
+    earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
+    assert [r.boundary.key for r in earlier.full] == ["[]", "moe"]
 
 
 def test_other_revisions_are_prior_only_and_the_old_answer_comes_first(tmp_path: Path, workload: Workload) -> None:

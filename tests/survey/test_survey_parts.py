@@ -19,10 +19,11 @@ from autotune.trial.survey.guards import closing_balance, largest_difference
 from autotune.trial.survey.launch import predict_later, read_report, run_survey, survey_spec, switched_records
 from autotune.trial.survey.normalise import normalise
 from autotune.trial.survey.phase_peaks import Predictor
-from autotune.trial.survey.plan import SurveyPlan, base_ladder, not_surveyable, require_surveyable
+from autotune.trial.survey.plan import SurveyPlan, base_ladder, margin_of, not_surveyable, require_surveyable
 from autotune.trial.survey.report import SurveyReport, SwitchedSetting
 from autotune.trial.survey.retained import INPUT_MARK, OUTPUT_MARK, retaining_regions
 from autotune.workload.catalog import load
+from autotune.workload.resolve import resolve_workload
 from autotune.workload.workload import Workload
 
 CONTROL, FULL = Boundary.selective(), Boundary.full("uniform", 1)
@@ -155,6 +156,13 @@ def test_a_plan_travels_in_the_spec(tmp_path: Path) -> None:
     of_survey = survey_spec(spec(CONTROL, tmp_path), plan, FULL)
     assert of_survey.boundary == FULL and of_survey.steps == plan.steps
     assert from_builtins(dict(of_survey.survey or {}), SurveyPlan, setting="survey") == plan
+
+
+def test_experts_over_ranks_get_a_margin_of_a_percent() -> None:
+    spread = resolve_workload("moonlight_tiny")
+    alone = resolve_workload("moonlight_tiny", overrides=("world_size=1", "model.expert_model_parallel_size=1"))
+    margins = [margin_of(workload) for workload in (spread, alone, resolve_workload("llama_tiny"))]
+    assert margins == [0.01, 0.005, 0.005]
 
 
 def test_the_second_base_is_tried_after_an_out_of_memory_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,15 @@ def test_steady_steps_come_after_the_capture_of_graphs_and_are_those_of_the_slow
     for rank in (0, 1):
         write(spec, rank, BUILT, *[iteration(step, 200, step_ms=float(step + 5 * rank)) for step in (1, 2, 3, 4, 5)], END)
     assert assembled(spec, Ending(statuses={})).step_ms == (9.0, 10.0)
+
+
+def test_a_survey_launch_is_of_kind_switched_and_has_no_step_time_of_one_setting(tmp_path: Path) -> None:
+    spec = replace(a_spec(tmp_path), survey={"labels": ["mlp"]})
+    for rank in (0, 1):
+        write(spec, rank, START, BUILT, *[iteration(step, 200) for step in (1, 2, 3)], END)
+    record = assembled(spec, Ending(statuses={0: 0, 1: 0}))
+    assert (record.kind, record.step_ms, record.steps_run) == ("switched", (), 3)
+    assert assembled(replace(spec, survey=None), Ending(statuses={0: 0, 1: 0})).kind == "measured"
 
 
 def test_the_first_failure_wins_and_later_ones_are_its_consequences(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune.trial.lines import read_lines
 from autotune.trial.record import TrialRecord
 from autotune.workload.catalog import load
 
@@ -68,6 +69,21 @@ def test_recipe_trains_two_steps_on_every_rank(run: RunTrial, alias: str) -> Non
         pattern = model.hybrid_layer_pattern
         layers = pattern.count("E") if pattern else model.num_layers - (alias == "moonlight_tiny")
         assert sum(arrived) == 2 * TOKENS * MICRO_BATCHES * model.moe_router_topk * layers
+
+
+@pytest.mark.parametrize("loop", ["core", *(["bridge"] if HAS_BRIDGE else [])])
+def test_copies_of_gradients_belong_to_the_optimizer_until_they_are_zeroed(run: RunTrial, loop: str, tmp_path: Path) -> None:
+    """distrib_optimizer.py:_copy_model_grads_to_main_grads makes fp32 copies of a rank's shard; zero_grad lets go of them."""
+    few = ("model.seq_length=32", "dataset.seq_length=32", "ddp.grad_reduce_in_fp32=false")
+    record = run("llama_tiny", "full/uniform/1", loop=loop, overrides=few, folder=tmp_path / loop)
+    for rank, of_rank in record.ranks.items():
+        lines = read_lines(tmp_path / loop / "ranks" / f"{rank:03d}.jsonl")
+        left = next(line for line in lines if line["event"] == "iteration" and line["step"] == 1)["allocated_bytes"]
+        begun = next(line for line in lines if line["event"] == "phase" and line["phase"] == "forward" and line["step"] == 2)
+        copies = left - begun["allocated_bytes"]
+        steady = of_rank.iterations[1]["phases"]
+        assert copies > 0.3 * begun["allocated_bytes"] / 2, "four bytes of the sixteen or so of each parameter of the shard"
+        assert steady["forward"] < left <= steady["optimizer"]
 
 
 @pytest.mark.skipif(not HAS_BRIDGE, reason="the core loop is the default here")

@@ -9,6 +9,10 @@ from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
 from autotune.workload.workload import Workload
 
+MARGIN = 0.005
+EXPERT_MARGIN = 0.01
+"""Where experts are spread over ranks, a fresh launch routes other tokens than the frozen batch did."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurveyPlan:
@@ -23,7 +27,7 @@ class SurveyPlan:
     """Settings to predict. Empty: every set of labels found, and full recompute of every size."""
     limit_bytes: int | None = None
     """Memory limit of a rank. None: every candidate counts as fitting."""
-    margin: float = 0.005
+    margin: float = MARGIN
     """Relative error that a prediction may have: up to so far above the limit a setting is still tried, last."""
     plain_steps: int = 2
     """Steps under the base before anything is recorded: the optimizer state exists after the first."""
@@ -58,6 +62,12 @@ def not_surveyable(workload: Workload) -> str | None:
     if features.distribute_saved_activations:
         return "distribute_saved_activations replaces the data of checkpoint inputs, which have to be no views"
     return None
+
+
+def margin_of(workload: Workload) -> float:
+    """Relative error that the predicted peaks of a workload may have against a fresh launch."""
+    spread = workload.model.num_moe_experts is not None and workload.parallel.expert_model_parallel_size > 1
+    return EXPERT_MARGIN if spread else MARGIN
 
 
 def base_ladder(labels: Sequence[str]) -> tuple[Boundary, ...]:
