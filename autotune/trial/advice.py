@@ -6,6 +6,7 @@ Source: Megatron Bridge, skills/nemo-mbridge-perf-activation-recompute, "Failure
 from __future__ import annotations
 
 from autotune.trial.failure import Symptom, class_of
+from autotune.units import format_gb
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _ALLOCATOR = (
@@ -15,11 +16,6 @@ _ALLOCATOR = (
 )
 _BY_CLASS: dict[str, tuple[str, ...]] = {
     "oom_fragmentation": _ALLOCATOR,
-    "oom_loss_path": (
-        "not recompute: logits and loss are outside every layer",
-        "fused cross entropy (model.cross_entropy_loss_fusion=true), or log-probabilities in chunks of the sequence",
-        "tensor parallelism splits the vocabulary; a smaller micro batch or sequence shrinks the logits",
-    ),
     "oom_optimizer": (
         "not recompute: optimizer state is no activation",
         "distributed optimizer; BF16 moments (optimizer.use_precision_aware_optimizer=true); optimizer offload to the host",
@@ -60,17 +56,46 @@ COMPARISONS = {
 }
 
 
-def levers(symptom: Symptom, stage: str) -> tuple[str, ...]:
-    """What to do, the first thing first."""
-    kind = class_of(symptom)
+def levers(symptom: Symptom, stage: str, kind: str | None = None) -> tuple[str, ...]:
+    """What to do, the first thing first.
+
+    Args:
+        symptom: The failure.
+        stage: Where in a trial's life it came (``failure.stage_of``).
+        kind: Its class, where that was decided with more at hand than the symptom has.
+    """
+    kind = kind or class_of(symptom)
     memory = symptom.memory
     if kind == "oom_fragmentation" and memory is not None and memory.borderline:
         return (f"borderline, retry with expandable_segments ({EXPANDABLE}): the slack is small", *_ALLOCATOR[1:])
     if kind == "oom_capacity":
         return _capacity(symptom, stage)
+    if kind == "oom_loss_path":
+        return _loss_path(symptom)
     if kind == "config_invalid":
         return _invalid(symptom.message.lower())
     return _BY_CLASS[kind]
+
+
+_LOSS_TENSORS = 3
+"""Tensors of the size of the logits that a loss has at once: logits, their FP32 copy or softmax, their gradient."""
+
+
+def _loss_path(symptom: Symptom) -> tuple[str, ...]:
+    """Logits are outside every layer; recompute makes room for them only where the layers keep more than they take."""
+    memory = symptom.memory
+    if memory is not None and memory.allocated_bytes and _LOSS_TENSORS * memory.requested_bytes < memory.allocated_bytes:
+        return (
+            f"the next wider boundary: {format_gb(memory.requested_bytes)} were asked for on top of "
+            f"{format_gb(memory.allocated_bytes)}, so most of it is not the loss's, and what the layers keep is part of it",
+            "no boundary shrinks logits and loss themselves: fused cross entropy (model.cross_entropy_loss_fusion=true)",
+            "tensor parallelism splits the vocabulary; a smaller micro batch or sequence shrinks the logits",
+        )
+    return (
+        "not recompute: logits and loss are outside every layer",
+        "fused cross entropy (model.cross_entropy_loss_fusion=true), or log-probabilities in chunks of the sequence",
+        "tensor parallelism splits the vocabulary; a smaller micro batch or sequence shrinks the logits",
+    )
 
 
 def _capacity(symptom: Symptom, stage: str) -> tuple[str, ...]:

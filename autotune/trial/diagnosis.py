@@ -167,7 +167,7 @@ def _of_failure(failure: Failure, source: str, comparisons: tuple[str, ...]) -> 
         total_bytes=memory.total_bytes if memory else None,
         borderline=memory.borderline if memory else False,
         root_cause=failure.message[:500],
-        levers=levers(symptom, failure.stage),
+        levers=levers(symptom, failure.stage, failure.failure_class),
         comparisons=comparisons,
     )
 

@@ -76,6 +76,22 @@ def test_logits_that_do_not_fit_are_the_loss_path() -> None:
     assert advice[0].startswith("not recompute") and not any("moe" in line or "wider boundary" in line for line in advice)
 
 
+def test_a_loss_that_is_small_beside_what_the_layers_keep_asks_for_a_wider_boundary() -> None:
+    """On a tiny model the last straw is a logits tensor of 2 MiB on top of 48 MiB: wider settings did fit there."""
+    message = NEW.format("2.00 MiB", "49.59 MiB", "47.69 MiB", "1.90 MiB", "0.00 MiB")
+    failed = oom(message, phase="loss")
+    assert class_of(failed) == "oom_loss_path"
+    advice = levers(failed, "steady(9)")
+    assert "wider boundary" in advice[0] and "2.097 MB" in advice[0] and "50.007 MB" in advice[0]
+    assert not any("not recompute" in line for line in advice)
+    assert "fused cross entropy" in advice[1]
+
+
+def test_advice_is_for_the_class_that_the_record_names() -> None:
+    failed = oom(NEW.format("60.00 GiB", "79.18 GiB", "10.00 GiB", "1.00 GiB", "0.00 GiB"), phase="")
+    assert levers(failed, "steady(2)", "oom_loss_path")[0].startswith("not recompute: logits")
+
+
 @given(
     sizes=st.tuples(*[st.integers(1, 10**6)] * 5),
     form=st.sampled_from([OLD, NEW]),
