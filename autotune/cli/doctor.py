@@ -30,11 +30,13 @@ Exit status: 0 nothing is missing, 4 something is.
 @format_option
 def doctor(address: str | None, recipe: str | None, out: Path | None, format_: str) -> int:
     """Look at versions, GPUs, compiler, ports and shared storage, and name what is missing."""
+    from autotune.cli.streams import stdout_for_the_answer
     from autotune.cluster.doctor import examine
     from autotune.records import dump_json
 
-    examination = examine(address, out)
-    choice = _choice(recipe, address) if recipe is not None else None
+    with stdout_for_the_answer():
+        examination = examine(address, out)
+        choice = _choice(recipe, address) if recipe is not None else None
     if format_ == "json":
         click.echo(dump_json({"examination": examination, "auto": choice}), nl=False)
     else:

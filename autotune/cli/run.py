@@ -36,11 +36,13 @@ def run(context: click.Context, /, format_: str, **options: Any) -> int:
         raise RequestError("--mem-target", None, "the limit to fit under is missing", "give for example --mem-target 75GB")
     request = make_request(**options)
     from autotune.cli.display import RunDisplay, defaults_line
+    from autotune.cli.streams import stdout_for_the_answer
     from autotune.engine.run import run as run_engine
     from autotune.report.write import write_outputs
 
     verbosity = context.obj
-    with RunDisplay(verbose=verbosity.verbose, quiet=verbosity.quiet, defaults=defaults_line(context)) as display:
+    display = RunDisplay(verbose=verbosity.verbose, quiet=verbosity.quiet, defaults=defaults_line(context))
+    with stdout_for_the_answer(), display:
         recommendation = run_engine(request, display.show)
     assert recommendation.run_directory is not None
     folder = Path(recommendation.run_directory)

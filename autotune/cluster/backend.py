@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.boundary.boundary import Boundary
-from autotune.cluster.connection import connect, disconnect, is_own
+from autotune.cluster.connection import connect, control_store_of, disconnect, is_own
 from autotune.cluster.drive import Source, TuneDriver
 from autotune.cluster.group import Resources, SlotGroup, room_for
+from autotune.cluster.head_watch import HeadWatch
 from autotune.cluster.trackers import check_trackers, tracker_callbacks
 from autotune.errors import StoppedError
 from autotune.trial.attend import Limits
@@ -127,7 +129,9 @@ class ClusterBackend:
             folder=folder,
             callbacks=tracker_callbacks(self._log_to, group=self._workload.name),
         )
-        driver.drive(source)
+        control_store = control_store_of(self._address)
+        with HeadWatch(control_store) if control_store is not None else contextlib.nullcontext():
+            driver.drive(source)
 
     def run(self, request: TrialRequest, on_progress: OnProgress | None = None) -> TrialRecord:
         """Run one boundary on all ranks of its world."""

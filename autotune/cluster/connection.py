@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import RequestError, StoppedError
@@ -25,8 +25,8 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "30",
 }
 _COMMON: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-_LOOPBACK = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by the machine's own address (services.py:resolve_ip_for_localhost, 2.60); this it takes as it is."""
+_LOOPBACK = "127.0.0.1"
+"""Its servers listen on loopback alone for exactly this address (gcs_server.cc, node_manager.cc), else on every interface."""
 _LOCAL_STORE_BYTES = 128 * 2**20
 
 
@@ -62,15 +62,16 @@ def _start_own(cpus: int) -> None:
 
     for attempt in (1, 2):
         try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                num_gpus=_local_gpus(),
-                include_dashboard=False,
-                object_store_memory=_LOCAL_STORE_BYTES,
-                _node_ip_address=_LOOPBACK,
-                **_COMMON,
-            )
+            with _for_this_machine_alone():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    num_gpus=_local_gpus(),
+                    include_dashboard=False,
+                    object_store_memory=_LOCAL_STORE_BYTES,
+                    _node_ip_address=_LOOPBACK,
+                    **_COMMON,
+                )
         except Exception as error:  # Ray has no type of its own for a cluster that does not start.
             disconnect()
             if attempt == 2:
@@ -78,6 +79,24 @@ def _start_own(cpus: int) -> None:
                 raise StoppedError(text) from error
         else:
             return
+
+
+@contextlib.contextmanager
+def _for_this_machine_alone() -> Iterator[None]:
+    """Let Ray take the loopback address as it is, which it otherwise replaces by the machine's own (2.60, services.py:
+    resolve_ip_for_localhost): what it does by itself on systems where it supports no clusters of several machines.
+
+    The variable for it (RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0) is read when Ray is imported, and would hold for clusters
+    that are joined, too.
+    """
+    from ray._private import ray_constants
+
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
 
 
 def _join(address: str) -> None:
@@ -100,6 +119,15 @@ def disconnect() -> None:
 
     with contextlib.suppress(Exception):
         ray.shutdown()
+
+
+def control_store_of(address: str | None) -> str | None:
+    """``host:port`` of the connected cluster's control store; None for a client of it (``ray://``), which does not reach it."""
+    import ray
+
+    if (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
+        return None
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def is_own(address: str | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,9 @@ class SlotGroup:
         try:
             try:
                 placed = self._placement.wait(timeout_s)
-            except Exception as error:  # Ray has no type of its own for a placement that went with its cluster.
+            except Exception as error:
+                if not is_rays(error):
+                    raise
                 raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
             if not placed:
                 free = ray.available_resources()
@@ -157,30 +159,43 @@ class SlotGroup:
         devices = self.places[rank].devices
         return {"CUDA_VISIBLE_DEVICES": devices} if devices is not None else {}
 
-    @property
-    def alive(self) -> bool:
-        """Whether every slot answers."""
-        calls = [slot.poll.remote() for slot in self.slots]
-        try:
-            self._ray.get(calls, timeout=15)
-        except Exception:
-            return False
-        return bool(calls)
-
     def close(self) -> None:
         """End all slots with their zygotes, and give the placement back."""
         calls = []
         for slot in self.slots:
-            with contextlib.suppress(Exception):
+            with _gone_is_fine():
                 calls.append(slot.close.remote())
-        with contextlib.suppress(Exception):
-            self._ray.wait(calls, num_returns=len(calls), timeout=10)
+        if calls:
+            with _gone_is_fine():
+                self._ray.wait(calls, num_returns=len(calls), timeout=10)
         for slot in self.slots:
-            with contextlib.suppress(Exception):
+            with _gone_is_fine():
                 self._ray.kill(slot)
         self.slots = []
-        with contextlib.suppress(Exception):
+        with _gone_is_fine():
             self._ray.util.remove_placement_group(self._placement)
+
+
+@contextlib.contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    """While something is ended: what Ray no longer has needs no end."""
+    try:
+        yield
+    except Exception as error:
+        if not is_rays(error):
+            raise
+
+
+def is_rays(error: Exception) -> bool:
+    """Whether an error is Ray's own: the cluster, or something on it, is gone or does not answer.
+
+    A placement that went with its cluster is a bare ``Exception`` there (_raylet.pyx:wait_placement_group_ready, 2.60).
+    """
+    import ray
+
+    if isinstance(error, ray.exceptions.RayError | ConnectionError):
+        return True
+    return type(error) is Exception and "placement group" in str(error).lower()
 
 
 def refuse_too_large(ranks: int, bundle: Resources) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
 
 from autotune.cluster import connection
 from autotune.errors import ExitStatus, RequestError, StoppedError
+from autotune.trial.processes import descendants
 
 
 def test_a_cluster_of_our_own_that_does_not_start_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +49,20 @@ def test_whose_cluster_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection.is_own(None) and connection.is_own("local") and not connection.is_own("auto")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert not connection.is_own(None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_of_our_own_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every listening socket of this process and of all that it started, as the kernel tells it."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = connection.connect(None, local_cpus=1)
+    try:
+        assert found["CPU"] == 1 and connection.control_store_of(None).startswith("127.0.0.1:")  # type: ignore[union-attr]
+        own = {os.getpid(), *descendants(os.getpid())}
+        told = subprocess.run(["ss", "--no-header", "-ltnp"], capture_output=True, text=True, check=True).stdout
+        places = [line.split()[3] for line in told.splitlines() if any(f"pid={pid}," in line for pid in own)]
+    finally:
+        connection.disconnect()
+    assert len(places) > 3  # control store, raylet, agent, ...
+    assert all(place.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for place in places), places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def test_sbatch_is_valid_shell_and_ends_with_the_search(project_root: Path) -> N
 def test_sbatch_runs_its_steps_in_order(project_root: Path, tmp_path: Path) -> None:
     """With stand-ins for Slurm's own commands: Ray on every node first, then one search with the arguments given."""
     stand_in = """#!/bin/bash
+echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >> "$TRACE.token"
 echo "srun $*" | tr "\\n" " " >> "$TRACE"; echo >> "$TRACE"
 [[ "$*" == *"hostname --ip-address"* ]] && echo 10.0.0.1
 exit 0
@@ -37,6 +39,9 @@ exit 0
     }
     script = project_root / "deploy" / "slurm" / "autotune.sbatch"
     subprocess.run(["bash", str(script), "--recipe", "r", "--mem-target", "75GB"], env=environment, check=True, timeout=60)
+    # Ray's steps, the driver's among them, share one token; the first srun only asks for an address.
+    _, *tokens = (tmp_path / "trace.token").read_text().splitlines()
+    assert len(set(tokens)) == 1 and re.fullmatch("token [0-9a-f]{64}", tokens[0])
     steps = (tmp_path / "trace").read_text().splitlines()
     assert sum("ray start --head" in step for step in steps) == 1 and "--nodes=2" in next(s for s in steps if "ray start" in s)
     assert any(step.rstrip().endswith("autotune --recipe r --mem-target 75GB") for step in steps)
@@ -47,6 +52,7 @@ def test_rayjob_runs_a_command_that_exists(project_root: Path) -> None:
     job = yaml.safe_load((project_root / "deploy" / "kuberay" / "rayjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]["rayClusterSpec"]
+    assert spec["authOptions"] == {"mode": "token"}
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
     for group in groups:
         pod = group["template"]["spec"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import subprocess
 import sys
 import time
@@ -14,37 +12,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from heads import RAY, Head, head_environment
 from marked import HERE, marked, wait_for
 from toy_search import BOUNDARIES
 
 from autotune.trial.launch import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-RAY = Path(sys.executable).with_name("ray")
 
 
 @pytest.fixture
 def dashboard(toy_environment: dict[str, str], tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Address of the job server of a cluster started by its own command, on loopback."""
     pytest.importorskip("aiohttp_cors", reason="ray job submit needs ray[default]")
-    port, web, agent = free_port(), free_port(), free_port()
-    environment = {
-        **toy_environment,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "PATH": f"{RAY.parent}{os.pathsep}{toy_environment['PATH']}",
-    }
-    head = subprocess.Popen(
-        [
-            str(RAY), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=3",
-            "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={web}",
-            f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats",
-        ],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    web, agent = free_port(), free_port()
+    environment = head_environment(toy_environment)
+    head = Head(
+        environment, "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={web}",
+        f"--dashboard-agent-listen-port={agent}",
     )  # fmt: skip
+    head.start()
     url = f"http://127.0.0.1:{web}"
 
     def answers() -> bool:
@@ -61,11 +48,7 @@ def dashboard(toy_environment: dict[str, str], tmp_path: Path) -> Iterator[tuple
             pytest.fail("the dashboard did not start")
         yield url, environment
     finally:
-        head.terminate()
-        try:
-            head.wait(30)
-        except subprocess.TimeoutExpired:
-            head.kill()
+        head.stop()
 
 
 def submit(url: str, environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:

@@ -31,9 +31,8 @@ def start(folder: Path, environment: dict[str, str], *options: str) -> subproces
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=400)
-    told = [line for line in out.splitlines() if line.startswith('{"status"')]  # Ray prints what it lost there, too
-    assert told, err[-3000:]
-    return dict(json.loads(told[-1]))
+    assert out.startswith('{"status"') and out.count("\n") == 1, out[-3000:] + err[-3000:]  # nothing of Ray's beside it
+    return dict(json.loads(out))
 
 
 def records(folder: Path) -> dict[str, float]:
@@ -43,8 +42,9 @@ def records(folder: Path) -> dict[str, float]:
 
 def in_a_trial(folder: Path, finished: int) -> bool:
     """So many trials are finished, and another one's ranks are at work."""
-    running = [p for p in folder.glob("trials/*") if not (p / "record.json").exists() and list(p.glob("ranks/*.jsonl"))]
-    return len(records(folder)) >= finished and bool(running)
+    done = records(folder)
+    running = [p for p in folder.glob("trials/*") if p.name not in done and list(p.glob("ranks/*.jsonl"))]
+    return len(done) >= finished and bool(running)
 
 
 def slow(environment: dict[str, str]) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.cluster.gpus import parse_gpus
-from autotune.cluster.group import order
+from autotune.cluster.group import is_rays, order
 from autotune.cluster.slot import SlotFacts
 
 
@@ -50,3 +52,19 @@ def test_nvidia_smi_is_read() -> None:
     )
     assert (first.clock_mhz, first.throttled) == (1980, "0x0000000000000001")
     assert (second.clock_mhz, second.throttled, second.driver) == (None, None, "550.54.15")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_its_own"),
+    [
+        (ray.exceptions.RayActorError(), True),
+        (ray.exceptions.GetTimeoutError("late"), True),
+        (ConnectionError("GCS"), True),
+        (Exception("Placement group PlacementGroupID(1) does not exist."), True),
+        (AttributeError("'SlotGroup' object has no attribute 'pleacement'"), False),
+        (TypeError("placement group"), False),
+        (Exception("something else"), False),
+    ],
+)
+def test_only_rays_own_errors_are_a_lost_cluster(error: Exception, is_its_own: bool) -> None:
+    assert is_rays(error) is is_its_own

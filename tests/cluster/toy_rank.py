@@ -110,6 +110,12 @@ def _misbehave(what: str, lines: LineWriter, step: int, phases: dict[str, int], 
         time.sleep(1e6)
     if what == "hang":
         time.sleep(1e6)
+    if what == "killed_once":
+        try:
+            (Path(spec.folder).parent / "killed").touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        os.kill(os.getpid(), signal.SIGKILL)
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "orphan":  # A process of its own session that ignores SIGTERM and outlives its parent.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.boundary.boundary import Boundary
+from autotune.cli.streams import stdout_for_the_answer
 from autotune.cluster.backend import ClusterBackend
 from autotune.engine.events import Event
 from autotune.engine.run_directory import RunDirectory
@@ -88,6 +89,7 @@ if __name__ == "__main__":
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--address")
     given = parser.parse_args()
-    told = search(given.folder, resume=given.resume, address=given.address)
+    with stdout_for_the_answer():
+        told = search(given.folder, resume=given.resume, address=given.address)
     print(json.dumps(told))
     sys.exit(told["status"])

@@ -1,0 +1,64 @@
+"""Ends this process, resumably, when Ray's head is gone: before Ray does it with the status of a defect.
+
+A driver that asks a control store which is gone waits in C++, where no Python exception reaches it, and Ray ends the process
+with status 1 once ``gcs_rpc_server_reconnect_timeout_s`` is over (60 s; rpc_client.h, seen with 2.60). A head that is back in
+time is another cluster, and says so in an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from types import TracebackType
+
+from autotune.errors import ExitStatus
+
+_RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_BEFORE_RAY_S = 15.0
+_LOOK_S = 1.0
+
+
+class HeadWatch:
+    """While it is entered, a head that cannot be reached for a while ends the process with exit status 4.
+
+    All that a run has finished is on disk by then: this is a driver killed, which resumes.
+
+    Args:
+        address: ``host:port`` of the control store.
+        patience_s: How long it may be out of reach; a little less than Ray's own patience where None.
+    """
+
+    def __init__(self, address: str, *, patience_s: float | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        self._host, self._port, self._address = host.strip("[]"), int(port), address
+        rays_s = float(os.environ.get(_RAYS_PATIENCE) or 60.0)
+        self._patience_s = max(rays_s - _BEFORE_RAY_S, rays_s / 2) if patience_s is None else patience_s
+        self._left = threading.Event()
+
+    def __enter__(self) -> HeadWatch:
+        threading.Thread(target=self._look, name="head watch", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._left.set()
+
+    def _look(self) -> None:
+        seen = time.monotonic()
+        while not self._left.wait(_LOOK_S):
+            if self._answers():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > self._patience_s and not self._left.is_set():
+                gone_s = time.monotonic() - seen
+                text = f"Ray's head at {self._address} has not answered for {gone_s:.0f} s; start it and add --resume"
+                print(f"autotune: the Ray cluster was lost ({text})", file=sys.stderr, flush=True)
+                os._exit(ExitStatus.STOPPED)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self._host, self._port), timeout=5.0):
+                return True
+        except OSError:
+            return False
