@@ -189,15 +189,16 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
     if model.qk_layernorm:
         # The norms save their inputs and fp32 statistics; those of the stand-in keep k as the view of mixed_qkv that it is.
         normed = query_width + (0 if ctx.stand_in else kv_width)
+        statistics = ctx.norm_stats // s.shard_tokens
         ops.append(
             Op(
                 name=f"{name}.qk_norm",
                 saves=(
                     Tensor(
                         name=f"{name}.qk_norm_in",
-                        nbytes=(s.width * normed + 4 * (s.heads + s.kv_heads)) * s.tokens,
+                        nbytes=(s.width * normed + statistics * (s.heads + s.kv_heads)) * s.tokens,
                         group="attention",
-                        formula="2 n (a' + kv') d + 4 n (a' + kv')",
+                        formula="2 n (a' + kv') d + (4 or 8) n (a' + kv')",
                         source="TE module/rmsnorm.py (ops RMSNorm) at 2.17.1",
                     ),
                     *((mixed,) if ctx.stand_in else ()),
@@ -231,6 +232,8 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
     if ctx.stand_in:
         value = mixed
         key = key if rotates or model.qk_layernorm else mixed
+        # Reshaping the query of one head a group copies nothing.
+        query = query if rotates or model.qk_layernorm or s.heads != s.kv_heads else mixed
     region_inputs = (
         (query, key, views) if views is not None and rotates else ((query, views) if views is not None else (query, key, value))
     )

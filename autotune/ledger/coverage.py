@@ -56,9 +56,14 @@ _RULES: tuple[_Rule, ...] = (
         f"only {', '.join(sorted(_OPTIMIZERS))} are modelled",
     ),
     (
+        "features.use_transformer_engine_op_fuser",
+        lambda w: w.features.use_transformer_engine_op_fuser and (w.precision.fp8 or w.precision.fp4) is not None,
+        "what fused operations keep in FP8 or FP4 is not modelled",
+    ),
+    (
         "optimizer.use_torch_fsdp2",
-        lambda w: w.optimizer.use_torch_fsdp2,
-        "PyTorch's FSDP2 decides by stream events how many units are whole at once, which is not modelled",
+        lambda w: w.optimizer.use_torch_fsdp2 and (w.precision.fp8 or w.precision.fp4) is not None,
+        "FP8 or FP4 copies of sharded weights are not modelled",
     ),
     (
         "optimizer.use_megatron_fsdp",
@@ -112,7 +117,6 @@ UNREAD: Mapping[str, str] = {
 
 
 GAPS: Mapping[str, str] = {
-    "use_transformer_engine_op_fuser": "Transformer Engine's fused operations save other tensors than its modules",
     "moe_paged_stash": "the stash is as large as its own capacity setting, and experts run in it",
     "moe_expert_rank_capacity_factor": "sizes the paged stash",
     "min_offloaded_tensor_size": "the ledger offloads tensors from 2^20 elements on",
@@ -121,6 +125,16 @@ GAPS: Mapping[str, str] = {
     "delay_offload_until_cuda_graph": "what waits for a replay is not modelled",
     "cpu_offloading_weights": "weights on the host are not modelled",
     "fsdp_double_buffer": "FSDP's fixed buffers are not modelled",
+    "export_kd_cfg": "the teacher's weights and activations are in no argument",
+    "export_kd_teacher_load": "the teacher's weights and activations are in no argument",
+    "bert_no_binary_head": "encoders are not modelled",
+    "decoder_num_layers": "models with an encoder and a decoder are not modelled",
+    "decoder_seq_length": "models with an encoder and a decoder are not modelled",
+    "flextron": "nested widths and their routers are not modelled",
+    **dict.fromkeys(
+        ("dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk", "dsa_indexer_loss_coeff"),
+        "sparse attention's indexer, its scores and its top-k are not modelled",
+    ),
     "nccl_ub": "registered buffers are not modelled",
     "outer_dp_sharding_strategy": "FSDP's second sharding is not modelled",
     "fp4_param": "FP4 parameters are not modelled",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.attention import attention_block
 from autotune.ledger.block import Block, Context, Param
+from autotune.ledger.fsdp import Flow
 from autotune.ledger.gdn import gdn_block
 from autotune.ledger.graphs import CapturedPart, captured_part
 from autotune.ledger.mamba import mamba_block
@@ -77,6 +78,7 @@ class ChunkCost:
     forward: Peak
     loss: Peak | None
     backward: Peak
+    flow: Flow | None = None
     _terms: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False, repr=False)
     """Worked out once: stages share the costs of equal chunks."""
 
@@ -101,11 +103,13 @@ class ChunkCost:
         for step in self.steps[: peak.step]:
             add_terms(out, step.held)
         at = self.steps[peak.step]
+        passing = _passing(self.flow, self.steps)
         if phase == "backward":
             add_terms(out, at.backward_terms)
+            add_terms(out, {"fsdp": passing[peak.step][1]})
         else:
             add_terms(out, at.held)
-            add_terms(out, {"transient": at.forward_peak - at.held_bytes})
+            add_terms(out, {"transient": at.forward_peak - at.held_bytes, "fsdp": passing[peak.step][0]})
         if self.retains:
             retained = sum(step.retained_bytes for step in self.steps[peak.step + 1 :])
             arriving = passed_down(self.steps, peak.step, self.retains) if phase == "backward" else 0
@@ -154,22 +158,24 @@ def pair_cost(ahead: ChunkCost, back: ChunkCost) -> Pair:
         if nbytes > best.nbytes:
             best = Pair(nbytes, forward, backward)
 
+    f_whole, b_whole = _passing(ahead.flow, ahead.steps), _passing(back.flow, back.steps)
     for index in range(len(back.steps) - 1, b_last - 1, -1):
         b_held -= back.steps[index].held_bytes
-        note(f_held + b_held + back.steps[index].backward_peak, f_first, index)
+        note(f_held + b_held + back.steps[index].backward_peak + b_whole[index][1], f_first, index)
     i, j = f_first, b_last - 1
     while i < f_last or j >= 0:
         f = ahead.steps[i] if i < f_last else None
         b = back.steps[j] if j >= 0 else None
+        whole = (f_whole[i][0] if f is not None else 0) + (b_whole[j][1] if b is not None else 0)
         if b is not None:
             b_held -= b.held_bytes
             pre = f.nodes.pre_held_bytes if f is not None else 0
-            note(f_held + b_held + pre + b.nodes.rest_backward_peak, i, j)
-            note(f_held + b_held + (f.held_bytes if f is not None else 0) + b.nodes.pre_backward_peak, i, j)
+            note(whole + f_held + b_held + pre + b.nodes.rest_backward_peak, i, j)
+            note(whole + f_held + b_held + (f.held_bytes if f is not None else 0) + b.nodes.pre_backward_peak, i, j)
         if f is not None:
             waiting = b.held_bytes if b is not None else 0
-            note(f_held + b_held + waiting + f.nodes.pre_forward_peak, i, j + 1 if b is not None else 0)
-            note(f_held + b_held + (b.nodes.pre_held_bytes if b is not None else 0) + f.forward_peak, i, max(j, 0))
+            note(whole + f_held + b_held + waiting + f.nodes.pre_forward_peak, i, j + 1 if b is not None else 0)
+            note(whole + f_held + b_held + (b.nodes.pre_held_bytes if b is not None else 0) + f.forward_peak, i, max(j, 0))
             f_held += f.held_bytes
         i, j = i + 1, j - 1
     return best
@@ -194,8 +200,18 @@ class _Step:
     loss: bool
     nodes: NodeCost
     layer: bool
+    elements: int
+    """Of its parameters."""
     passed_down_bytes: int = 0
     """The part of ``retained_bytes`` that is the gradient the step before it starts its backward with."""
+
+
+def _passing(flow: Flow | None, steps: Sequence[_Step]) -> list[tuple[int, int]]:
+    """What sharded data parallelism has whole beside each step's forward and backward."""
+    if flow is None:
+        return [(0, 0)] * len(steps)
+    units = [step.elements if step.layer or flow.roots else 0 for step in steps]
+    return [(flow.forward(units, index), flow.backward(units, index)) for index in range(len(steps))]
 
 
 def passed_down(steps: Sequence[_Step], index: int, retains: bool) -> int:
@@ -211,6 +227,7 @@ def chunk_cost(
     retains: bool = True,
     input_share: int = 1,
     offload: Offload | None = None,
+    flow: Flow | None = None,
 ) -> ChunkCost:
     """Cost of a chunk.
 
@@ -222,6 +239,7 @@ def chunk_cost(
             graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
         input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
         offload: What leaves the device between forward and backward.
+        flow: How sharded weights and gradients come and go.
     """
     steps = tuple(_steps(layers, boundary, pooled, input_share))
     if offload is not None and boundary.granularity != "full":
@@ -229,19 +247,19 @@ def chunk_cost(
     retained = sum(step.retained_bytes for step in steps)
     forward, loss, backward = Peak(0, 0), None, Peak(0, 0)
     level, later = 0, retained if retains else 0
-    for index, step in enumerate(steps):
+    for index, (step, (ahead_whole, back_whole)) in enumerate(zip(steps, _passing(flow, steps), strict=True)):
         # Going forward, what later layers retained from the last step is still there; going backward, it is there again.
         later -= step.retained_bytes if retains else 0
-        ahead = level + later + step.forward_peak
+        ahead = level + later + step.forward_peak + ahead_whole
         if step.loss and (loss is None or ahead >= loss.nbytes):
             loss = Peak(ahead, index)
         elif not step.loss and ahead > forward.nbytes:
             forward = Peak(ahead, index)
-        back = level + later - passed_down(steps, index, retains) + step.backward_peak
+        back = level + later - passed_down(steps, index, retains) + step.backward_peak + back_whole
         if back > backward.nbytes:
             backward = Peak(back, index)
         level += step.held_bytes
-    return ChunkCost(steps, level, retained, retains, forward, loss, backward)
+    return ChunkCost(steps, level, retained, retains, forward, loss, backward, flow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +346,12 @@ def _single(built: BuiltLayer, labels: frozenset[str], pooled: bool) -> _Step:
         built.loss,
         cost.nodes,
         built.kind is not None,
+        _elements([built]),
     )
+
+
+def _elements(group: Sequence[BuiltLayer]) -> int:
+    return sum(param.numel for built in group for param in built.params)
 
 
 def _full(group: list[BuiltLayer], share: int) -> _Step:
@@ -355,4 +378,5 @@ def _full(group: list[BuiltLayer], share: int) -> _Step:
     nodes = NodeCost(stored, max(forward, entry.nbytes), backward, backward)
     forward = max(forward, entry.nbytes)
     passed = min(retained, entry.nbytes)
-    return _Step({entry.group: stored}, stored, forward, backward, terms, retained, False, nodes, True, passed)
+    elements = _elements(group)
+    return _Step({entry.group: stored}, stored, forward, backward, terms, retained, False, nodes, True, elements, passed)

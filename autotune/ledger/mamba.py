@@ -83,7 +83,8 @@ def mamba_block(ctx: Context, name: str = "mamba") -> Block:
     )
     params = (
         ctx.norm_params(f"{name}.norm", s.hidden),
-        Param(name=f"{name}.in_proj", shape=(projected, s.hidden), gemm=True),
+        # From 8e70f69827 on Muon leaves the packed projection to Adam (``use_muon``).
+        Param(name=f"{name}.in_proj", shape=(projected, s.hidden), gemm=True, matrix=ctx.stack.mcore < (0, 20)),
         Param(name=f"{name}.conv1d", shape=(inner + state, _CONV_WIDTH), matrix=False),
         Param(name=f"{name}.conv1d.bias", shape=(inner + state,), matrix=False),
         Param(name=f"{name}.A_log_D_dt_bias", shape=(3 * heads,), matrix=False),

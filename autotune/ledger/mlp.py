@@ -15,9 +15,11 @@ _MLP = "mlp.py:MLP.forward at 24bad8e6"
 def eager_activation_bytes(ctx: Context, tokens: int, ffn: int) -> int:
     """Extra bytes that an activation built of single operations keeps: a gated one keeps the activated half for the product.
 
-    A fused kernel (bias_activation_fusion) saves its input only; so does a single operation such as GELU.
+    A fused kernel (bias_activation_fusion) saves its input only; so does a single operation such as GELU, and Transformer
+    Engine's fusible activation (pytorch/ops/basic/activation.py, swiglu.py at 2.17.1).
     """
-    fused = ctx.workload.features.bias_activation_fusion
+    features = ctx.workload.features
+    fused = features.bias_activation_fusion or features.use_transformer_engine_op_fuser
     return 0 if fused or ctx.sizes.gate == 1 else ctx.sizes.width * tokens * ffn
 
 

@@ -192,7 +192,10 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
     probs = kept("probs", 4 * t, "4 T")
     act_out = kept("expert_act_out", ctx.gemm_input(t * ffn), "2 T fe")
     extra = eager_activation_bytes(ctx, t, ffn)
-    fused = features.bias_activation_fusion or features.use_fused_weighted_squared_relu
+    # As operations, the scaled activation keeps its input and the probabilities (TE pytorch/ops/basic/swiglu.py:ScaledSwiGLU).
+    fused = (
+        features.bias_activation_fusion or features.use_fused_weighted_squared_relu or features.use_transformer_engine_op_fuser
+    )
     if not fused and not model.moe_apply_probs_on_input:
         # experts.py:bias_act_func: act * probs keeps the unscaled activation
         extra += w * t * ffn
@@ -352,7 +355,7 @@ def _params(ctx: Context, name: str) -> tuple[Param, ...]:
             Param(name=f"{name}.latent_up", shape=(s.hidden, latent), gemm=True),
         )
     return (
-        Param(name=f"{name}.router", shape=(s.experts, s.hidden), matrix=False),
+        Param(name=f"{name}.router", shape=(s.experts, s.hidden)),
         *latent_params,
         Param(name=f"{name}.expert_fc1", shape=(fc1_width, s.moe_width), copies=s.local_experts, expert=True, gemm=True),
         *ctx.bias(f"{name}.expert_fc1", fc1_width, expert=True, copies=s.local_experts),

@@ -131,10 +131,6 @@ class Network:
                 has_moe=has_moe,
                 tied_copy=tied and stage.has_loss,
                 in_flight_deferred=deferred,
-                unit=max(
-                    (sum(p.numel for p in built.params) for chunk in chunks for built in chunk if built.kind is not None),
-                    default=0,
-                ),
             ),
             moments=when,
             tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),

@@ -39,8 +39,11 @@ def standard_deviation(terms: Mapping[str, int], *, balanced: bool) -> float:
     """Standard deviation in bytes of a phase peak."""
     variance = (OFFSET * sum(terms.values())) ** 2 + OFFSET_FLOOR_BYTES**2
     for group, nbytes in terms.items():
-        relative = _RELATIVE.get(group, _ACTIVATION_SD if group in _ACTIVATIONS else 0.0)
-        if group == "moe" and not balanced:
-            relative = math.hypot(relative, UNBALANCED_SD)
-        variance += (relative * nbytes) ** 2
+        variance += (relative_deviation(group, balanced=balanced) * nbytes) ** 2
     return math.sqrt(variance)
+
+
+def relative_deviation(group: str, *, balanced: bool) -> float:
+    """Standard deviation of a term group, as a share of its bytes; 0 for what follows from the configuration."""
+    relative = _RELATIVE.get(group, _ACTIVATION_SD if group in _ACTIVATIONS else 0.0)
+    return math.hypot(relative, UNBALANCED_SD) if group == "moe" and not balanced else relative

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from autotune.ledger.allocator import unsplit_bytes
 from autotune.ledger.block import NVFP4_BLOCK, Context, Param
-from autotune.ledger.fsdp import gathered_weights, sharding, waiting_gradients
+from autotune.ledger.fsdp import gradient_dtype, keeps_root_weights, outside, sharding
+from autotune.ledger.shares import shard_sizes, state_shares
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
 
@@ -35,7 +36,7 @@ class StaticBytes:
     in_step: dict[str, int]
     """Only while the optimizer steps: fp32 copies of low-precision gradients."""
     in_backward: dict[str, int]
-    """Only while backward runs: whole gradients that FSDP has not reduced yet."""
+    """Only while backward runs: whole gradients of parameters outside layers that FSDP has not reduced yet."""
     parameters: int
 
 
@@ -52,16 +53,6 @@ def precision_aware_takes_effect(workload: Workload) -> bool:
     )
 
 
-def shard_sizes(workload: Workload) -> tuple[int, int]:
-    """Over how many ranks the distributed optimizer or FSDP spreads dense and expert state (1, 1 without them)."""
-    parallel = workload.parallel
-    if not sharding(workload).states:
-        return 1, 1
-    instances = parallel.num_distributed_optimizer_instances
-    dense = parallel.data_parallel_size * parallel.context_parallel_size // instances
-    return max(1, dense), max(1, parallel.expert_data_parallel_size // instances)
-
-
 def static_bytes(
     ctx: Context,
     params: Iterable[Param],
@@ -70,7 +61,6 @@ def static_bytes(
     has_moe: bool,
     tied_copy: bool,
     in_flight_deferred: int,
-    unit: int = 0,
 ) -> StaticBytes:
     """Static bytes of a rank that holds ``params``.
 
@@ -81,7 +71,6 @@ def static_bytes(
         has_moe: Whether grouped experts are here.
         tied_copy: Whether the output layer uses the embedding's weight here (its gradient has no dummy of its own).
         in_flight_deferred: Micro batches whose embedding weight gradient is deferred here.
-        unit: Elements of the largest layer, FSDP's unit.
     """
     workload, s = ctx.workload, ctx.sizes
     optimizer, precision = workload.optimizer, workload.precision
@@ -97,7 +86,7 @@ def static_bytes(
 
     weights = _weight_bytes(ctx, params)
     always: dict[str, int] = {"weights": sharded(weights, params) if spread.weights else weights}
-    grad_width = DTYPE_BYTES[precision.grad_dtype]
+    grad_width = DTYPE_BYTES[gradient_dtype(workload, ctx.stack)]
     trained = tuple(p for p in params if not p.frozen)
     gradients = grad_width * sum(p.numel for p in trained)
     always["gradients"] = sharded(gradients, trained) if spread.gradients else gradients
@@ -108,14 +97,13 @@ def static_bytes(
     aware = optimizer.use_precision_aware_optimizer
     low_precision = precision.params_dtype in ("bf16", "fp16")
     widths = _StateWidths(
-        master=(4 if not effective else (2 if optimizer.main_params_dtype in ("fp32", "fp16") else 4)) if low_precision else 0,
+        master=_master_width(workload, effective=effective),
         exp_avg=DTYPE_BYTES[optimizer.exp_avg_dtype] if aware else 4,
         exp_avg_sq=DTYPE_BYTES[optimizer.exp_avg_sq_dtype] if aware else 4,
         grad_copy=4 if low_precision and grad_width < 4 and not effective else 0,
     )
     master = moments = copies = 0
-    for param in trained:
-        shards = expert_shards if param.expert else dense_shards
+    for param, shards in state_shares(ctx, trained):
         master += _state_bytes(ctx, param, shards, widths.master)
         if optimizer.optimizer in ("muon", "dist_muon") and param.matrix:
             # optimizer/__init__.py: matrices of layers have one fp32 momentum and no second moment under Muon
@@ -142,7 +130,11 @@ def static_bytes(
     always["workspaces"] += _rotary_bytes(ctx, params)
     # get_batch makes a [b, 1, s, s] mask of bools; it dies with the forward step unless a checkpoint has it as its input
     mask = s.batch * workload.train.seq_length * s.sequence if workload.train.create_attention_mask_in_dataloader else 0
-    in_schedule: dict[str, int] = {"fsdp": gathered_weights(params, unit, spread, width=s.width)} if spread.weights else {}
+    # FSDP gathers parameters outside layers whole, and their gradients wait whole for the end of backward.
+    in_schedule: dict[str, int] = {}
+    if spread.weights and not optimizer.use_torch_fsdp2:
+        (always if keeps_root_weights(workload, ctx.stack) else in_schedule)["fsdp"] = s.width * outside(params)
+    waiting = grad_width * outside(trained) if spread.gradients and not optimizer.use_torch_fsdp2 else 0
     if in_flight_deferred:
         in_schedule["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
     dummies = _dummy_wgrad_bytes(ctx, trained, tied_head=has_head and tied_copy and not ctx.workload.features.peft)
@@ -153,9 +145,20 @@ def static_bytes(
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
         in_step=in_step,
-        in_backward={"fsdp": waiting_gradients(params, unit, spread, width=grad_width)} if spread.gradients else {},
+        in_backward={"fsdp": waiting} if waiting else {},
         parameters=total,
     )
+
+
+def _master_width(workload: Workload, *, effective: bool) -> int:
+    """Bytes of a main weight beside one of 16 bits; Megatron-FSDP makes them in its own dtype, or none."""
+    optimizer = workload.optimizer
+    if workload.precision.params_dtype not in ("bf16", "fp16"):
+        return 0
+    if optimizer.use_megatron_fsdp:
+        own = optimizer.megatron_fsdp_main_params_dtype
+        return DTYPE_BYTES[own] if own else 0
+    return 2 if effective and optimizer.main_params_dtype in ("fp32", "fp16") else 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
+from autotune.ledger.fsdp import flow
 from autotune.ledger.layers import BuiltLayer, ChunkCost, Offload, Pair, Peak, add_terms, chunk_cost, pair_cost
 from autotune.ledger.offload import whole_layers
 from autotune.ledger.prediction import PhasePeak
@@ -139,6 +140,8 @@ class Timeline:
         self._signatures = [
             [signatures.setdefault(tuple(map(id, chunk)), len(signatures)) for chunk in stage.chunks] for stage in self.stages
         ]
+        layers = [built for stage in stages for chunk in stage.chunks for built in chunk if built.kind is not None]
+        self._flow = flow(ctx.workload, ctx.stack, max((sum(p.numel for p in built.params) for built in layers), default=0))
         self._alone = [stage.alone for stage in self.stages]
         self._graphs: dict[tuple[int, frozenset[str]], GraphBytes] = {}
         self._bases: dict[tuple[int, str, bool], dict[str, tuple[Mapping[str, int], int]]] = {}
@@ -165,6 +168,7 @@ class Timeline:
                     retains=retains,
                     input_share=self._input_share,
                     offload=offload,
+                    flow=self._flow,
                 )
             out.append(known)
         return out

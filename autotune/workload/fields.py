@@ -24,7 +24,8 @@ _PRECISION_BY_MIXED = (
     "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
 )  # fmt: skip
 _OPTIMIZER_BY_DDP = ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
-                     "use_megatron_fsdp", "data_parallel_sharding_strategy",
+                     "use_megatron_fsdp", "data_parallel_sharding_strategy", "megatron_fsdp_main_params_dtype",
+                     "megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype",
                      "reuse_grad_buf_for_mxfp8_param_ag")  # fmt: skip
 
 
@@ -56,7 +57,11 @@ def _homes() -> dict[str, Home]:
 
 
 _TRAIN = ("micro_batch_size", "global_batch_size", "manual_gc")
-_OPTIMIZER_ELSEWHERE = ("overlap_grad_reduce", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy")
+_OPTIMIZER_ELSEWHERE = (
+    "overlap_grad_reduce", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy",
+    "megatron_fsdp_main_params_dtype", "megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype",
+    "use_layer_wise_param_layout",
+)  # fmt: skip
 _COMM_OVERLAP: Mapping[str, Home] = {
     "tp_comm_overlap": ("features", "tp_comm_overlap"),
     "overlap_moe_expert_parallel_comm": ("features", "overlap_moe_expert_parallel_comm"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "str", "dtype", "list", "ints", "pattern"]
+Kind = Literal["int", "float", "bool", "str", "dtype", "own_dtype", "list", "ints", "pattern"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ DIRECT: Mapping[str, Arg] = {
         name: Arg(f"optimizer.{name}", "dtype", "fp32")
         for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     },
+    **{
+        f"megatron_fsdp_{name}": Arg(f"optimizer.megatron_fsdp_{name}", "own_dtype", default)
+        for name, default in (("main_params_dtype", "fp32"), ("main_grads_dtype", None), ("grad_comm_dtype", None))
+    },
+    "use_layer_wise_param_layout": Arg("optimizer.use_layer_wise_param_layout", "bool", True),
     # Implementation
     **_words(
         "features", transformer_impl="transformer_engine", attention_backend="auto", cross_entropy_fusion_impl="native",
@@ -111,7 +116,7 @@ DIRECT: Mapping[str, Arg] = {
     ),
     **_switches("features", "masked_softmax_fusion", "bias_dropout_fusion", "apply_rope_fusion",
                 "gradient_accumulation_fusion", default=True),
-    **_switches("features", "use_fused_weighted_squared_relu"),
+    **_switches("features", "use_fused_weighted_squared_relu", "use_transformer_engine_op_fuser"),
     **_switches(
         "features", "cross_entropy_loss_fusion", "calculate_per_token_loss", "overlap_moe_expert_parallel_comm",
         "delay_wgrad_compute", "defer_embedding_wgrad_compute", "tp_comm_overlap", "fine_grained_activation_offloading",
@@ -140,7 +145,8 @@ _DERIVED: tuple[tuple[str, Kind, Any], ...] = (
     ("moe_enable_deepep", "bool", False), ("tokenizer_type", "str", None), ("vocab_size", "int", None),
     ("padded_vocab_size", "int", None), ("vocab_extra_ids", "int", 0), ("cpu_offloading", "bool", False),
     ("hybrid_override_pattern", "str", None), ("world_size", "int", None), ("data_parallel_size", "int", None),
-    ("num_microbatches", "int", None), ("spec", "list", None), ("gated_linear_unit", "bool", False),
+    ("num_microbatches", "int", None), ("step_batch_size_schedule", "str", None), ("tokenizer_model", "str", None),
+    ("spec", "list", None), ("gated_linear_unit", "bool", False),
     ("activation_func", "str", None), ("bias_activation_fusion", "bool", None), ("params_dtype", "dtype", None),
     ("grad_reduce_in_fp32", "bool", None), ("moe_layer_recompute", "bool", False), ("is_hybrid_model", "bool", False),
     ("hybrid_attention_ratio", "float", 0.0), ("hybrid_mlp_ratio", "float", 0.0),
@@ -148,6 +154,13 @@ _DERIVED: tuple[tuple[str, Kind, Any], ...] = (
 
 DERIVED: Mapping[str, Arg] = {name: Arg("", kind, default) for name, kind, default in _DERIVED}
 """Arguments that decide a field together with others."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "outer_dp_sharding_strategy": "no_shard",
+    "export_model_type": "GPTModel",
+    "muon_scalar_optimizer": "adam",
+}
+"""Arguments that say nothing when they have this value, Megatron's default; any other is one that nobody has read about."""
 
 ALIASES: Mapping[str, str] = {
     "tp": "tensor_model_parallel_size",

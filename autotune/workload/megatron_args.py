@@ -14,10 +14,11 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.workload.hybrid_ratios import pattern_of_ratios
-from autotune.workload.megatron_arg_names import DERIVED, DIRECT, canonical
+from autotune.workload.megatron_arg_names import DEFAULTS, DERIVED, DIRECT, canonical
 from autotune.workload.megatron_values import read_value
 from autotune.workload.neutral import NEUTRAL
 from autotune.workload.neutral_args import NEUTRAL_ARGS
+from autotune.workload.tokenizers import vocabulary_of
 from autotune.workload.workload import (
     Features,
     Hardware,
@@ -31,8 +32,6 @@ from autotune.workload.workload import (
     Workload,
 )
 
-_GPT2_VOCABULARY = 50257  # tokens of GPT-2's BPE files
-_GPT2_TOKENIZERS = {None, "GPT2BPETokenizer"}
 _HYBRID_SPECS = {"mamba_stack_spec", "hybrid_stack_spec"}
 """Layer specs that a hybrid pattern implies anyway."""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
@@ -88,8 +87,13 @@ def workload_from_args(
 
 def _notes(given: Mapping[str, Any]) -> tuple[str, ...]:
     """What was assumed because the arguments do not say it."""
-    named = any(given[name] is not None for name in ("tokenizer_type", "vocab_size", "padded_vocab_size"))
-    return () if named else (f"no tokenizer or vocabulary is named: GPT-2's {_GPT2_VOCABULARY} tokens assumed",)
+    notes = []
+    if given["vocab_size"] is None and given["padded_vocab_size"] is None:
+        known = vocabulary_of(given["tokenizer_type"], given["tokenizer_model"])
+        notes += [known[1]] if known else []
+    if given["global_batch_size"] is None and given["step_batch_size_schedule"]:
+        notes.append(f"the batch grows ({given['step_batch_size_schedule']}): its first size is taken")
+    return tuple(notes)
 
 
 def _read(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,7 +105,13 @@ def _read(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         name, negated = canonical(spelled)
         if name not in known:
             # A switch that is off is what Megatron does anyway: all its unknown switches are store_true.
-            if value is not False and value is not None and name not in NEUTRAL and name not in NEUTRAL_ARGS:
+            if (
+                value is not False
+                and value != DEFAULTS.get(name)
+                and value is not None
+                and name not in NEUTRAL
+                and name not in NEUTRAL_ARGS
+            ):
                 other[_flag(name)] = value
             continue
         read = read_value(spelled, value, known[name].kind)
@@ -205,10 +215,18 @@ def _virtual_size(given: Mapping[str, Any]) -> int | None:
 def _train(given: dict[str, Any], layout: Parallel) -> Train:
     fields = _section("train", given)
     data_parallel = max(1, layout.data_parallel_size)
-    fields["global_batch_size"] = given["global_batch_size"] or given["micro_batch_size"] * data_parallel * (
-        given["num_microbatches"] or 1
+    fields["global_batch_size"] = (
+        given["global_batch_size"]
+        or _first_batch(given["step_batch_size_schedule"])
+        or given["micro_batch_size"] * data_parallel * (given["num_microbatches"] or 1)
     )
     return Train(**fields)
+
+
+def _first_batch(schedule: str | None) -> int | None:
+    """First size of a growing batch, ``0:384 200B:768`` (num_microbatches_calculator.py:_parse_schedule)."""
+    match = re.match(r"[^:]*:(\d+)", schedule or "")
+    return int(match[1]) if match else None
 
 
 def _model(given: dict[str, Any], other: dict[str, Any]) -> Model:
@@ -246,9 +264,10 @@ def _vocabulary(given: Mapping[str, Any], other: dict[str, Any]) -> tuple[int, b
     if size is not None:
         # NullTokenizer adds an end-of-document token (core/tokenizers: NullTokenizer.vocab_size).
         return size + extra + (tokenizer in {"NullTokenizer", "NullMultimodalTokenizer"}), True
-    if tokenizer not in _GPT2_TOKENIZERS:
+    known = vocabulary_of(tokenizer, given["tokenizer_model"])
+    if known is None:
         other["--vocab-size"] = f"in the files of {tokenizer}, not among the arguments"
-    return _GPT2_VOCABULARY + extra, True
+    return (known[0] if known else 0) + extra, True
 
 
 def _precision(given: dict[str, Any]) -> Precision:

@@ -64,6 +64,10 @@ def _read_list(value: Any) -> Any:
     return words[0] if len(words) == 1 else tuple(words)
 
 
+def _read_dtype(value: Any) -> str:
+    return _DTYPES[str(value).strip().lower().removeprefix("torch.")]
+
+
 def _read_ints(value: Any) -> tuple[int, ...]:
     items = value if isinstance(value, list | tuple) else re.findall(r"-?\d+", str(value))
     if not items:
@@ -110,10 +114,11 @@ def _length(value: Any) -> int:
 
 _READERS: Mapping[Kind, Callable[[Any], Any]] = {
     "int": _read_int, "float": float, "bool": _read_bool, "str": _read_word, "list": _read_list, "ints": _read_ints,
-    "pattern": _read_pattern, "dtype": lambda value: _DTYPES[str(value).strip().lower().removeprefix("torch.")],
+    "pattern": _read_pattern, "own_dtype": lambda value: None if str(value).strip().lower() == "auto" else _read_dtype(value),
+    "dtype": _read_dtype,
 }  # fmt: skip
 _KINDS: Mapping[Kind, str] = {
     "int": "a whole number", "float": "a number", "bool": "a switch (true or false)", "str": "a word", "list": "a list of words",
     "ints": "a list of whole numbers", "pattern": "a layer pattern (N, or a list such as ([0]*1+[1]*3))",
-    "dtype": "a dtype (fp32, bf16, fp16, fp8)",
+    "dtype": "a dtype (fp32, bf16, fp16, fp8)", "own_dtype": "a dtype (fp32, bf16, fp16) or auto",
 }  # fmt: skip

@@ -15,7 +15,7 @@ _BY_REASON: Mapping[str, str] = {
         override_opt_param_scheduler use_checkpoint_opt_param_scheduler weight_decay_incr_style no_weight_decay_cond_type
         apply_wd_to_qk_layernorm exit_signal exit_signal_handler_for_dataloader exit_signal_handler_for_training
         start_eval_at_iter full_validation multiple_validation_sets validation_set_names iterations_to_skip
-        train_sync_interval phase_transition_iterations""",
+        train_sync_interval phase_transition_iterations eval_global_batch_size""",
     "one scalar of the optimizer's arithmetic": """
         sgd_momentum muon_momentum muon_no_split_qkv muon_split_qkv muon_nesterov muon_scale_mode muon_fp32_matmul_prec
         muon_coefficient_type muon_num_ns_steps muon_extra_scale_factor lion_beta1 lion_beta2 grad_norm_skip_threshold""",
@@ -103,7 +103,7 @@ _BY_REASON: Mapping[str, str] = {
         norm_epsilon apply_layernorm_1p dsa_indexer_k_norm_epsilon """,
     "kernel choice of the local norm; Transformer Engine's norms do not read it": "no_persist_layer_norm",
     "a deprecated switch that Megatron Core's models do not read": """
-        use_mcore_models use_flash_attn onnx_safe bert_no_binary_head deprecated_use_mcore_models enable_experimental""",
+        use_mcore_models use_flash_attn onnx_safe deprecated_use_mcore_models enable_experimental""",
     "runs the model's self checks (weights gathered for a comparison, freed at once)": "test_mode",
     "gives cached, unallocated blocks back; what is allocated stays": "empty_unused_memory_level",
     "history and reduction of FP8 scales: a few kB a module": """

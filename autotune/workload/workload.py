@@ -196,7 +196,16 @@ class Optimizer:
     """Share of the parameters whose optimizer state lives on the host under optimizer_cpu_offload."""
     use_megatron_fsdp: bool = False
     use_torch_fsdp2: bool = False
+    use_layer_wise_param_layout: bool = True
+    """Muon's layer-wise distributed optimizer takes whole matrices only and leaves all else to the distributed optimizer; off, it
+    deals out whole parameters of every kind."""
     data_parallel_sharding_strategy: str = "no_shard"
+    megatron_fsdp_main_params_dtype: Dtype | None = "fp32"
+    """Dtype of Megatron-FSDP's main weights; None: it has none but the weights themselves."""
+    megatron_fsdp_main_grads_dtype: Dtype | None = None
+    """Dtype in which Megatron-FSDP accumulates gradients; None: that of the parameters."""
+    megatron_fsdp_grad_comm_dtype: Dtype | None = None
+    """Dtype in which Megatron-FSDP's gradients travel; None: that in which they accumulate."""
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
     """MXFP8 parameters are gathered through the gradient buffer instead of a buffer of their own."""
 
@@ -231,6 +240,8 @@ class Features:
     fine_grained_activation_offloading: bool = False
     offload_modules: tuple[str, ...] = ()
     mlp_chunks_for_training: int = 1
+    use_transformer_engine_op_fuser: bool = False
+    """MLP and experts run as a sequence of Transformer Engine's fusible operations."""
     distribute_saved_activations: bool = False
     peft: str | None = None
     """Parameter-efficient method (Bridge's class, in small letters): the model's own weights are frozen."""

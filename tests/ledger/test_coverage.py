@@ -68,7 +68,6 @@ def test_a_plain_model_is_covered() -> None:
     [
         ({"fine_grained_activation_offloading": True, "offload_modules": "fused_group_mlp"}, "features.offload_modules"),
         ({"optimizer": "soap"}, "optimizer.optimizer"),
-        ({"use_torch_fsdp2": True}, "optimizer.use_torch_fsdp2"),
         ({"experimental_attention_variant": "dsa"}, "model.experimental_attention_variant"),
         ({"position_embedding_type": "relative"}, "model.position_embedding_type"),
     ],
@@ -79,14 +78,18 @@ def test_known_gaps_are_named_with_their_value(change: dict[str, Any], name: str
     assert any(reason.startswith(f"{name}=") for reason in found.reasons)
 
 
+def test_fused_operations_are_covered_in_bf16_only() -> None:
+    assert coverage(small(use_transformer_engine_op_fuser=True)).covered
+    fp8 = small(use_transformer_engine_op_fuser=True, fp8="hybrid")
+    assert coverage(fp8).reasons[0].startswith("features.use_transformer_engine_op_fuser=True")
+
+
 def test_names_never_heard_of_are_named_and_neutral_ones_are_not() -> None:
     workload = replace(small(), other={"model.brand_new": 1, "--shiny": True, "model.rotary_base": 5, "--mscale": 1.0})
     assert coverage(workload).reasons == ("model.brand_new (never heard of)", "--shiny (never heard of)")
 
 
 def test_gaps_without_a_field_say_what_is_missing_and_are_not_neutral_too() -> None:
-    workload = replace(small(), other={"--use-transformer-engine-op-fuser": True})
-    assert coverage(workload).reasons == (
-        "--use-transformer-engine-op-fuser (Transformer Engine's fused operations save other tensors than its modules)",
-    )
+    workload = replace(small(), other={"--nccl-ub": True})
+    assert coverage(workload).reasons == ("--nccl-ub (registered buffers are not modelled)",)
     assert not (set(GAPS) & (set(NEUTRAL) | set(NEUTRAL_ARGS)))

@@ -8,9 +8,8 @@ import pytest
 from ledger_workloads import FFN, HIDDEN, VOCAB, small
 
 from autotune.boundary.boundary import Boundary
-from autotune.ledger.block import Param
 from autotune.ledger.coverage import coverage
-from autotune.ledger.fsdp import Sharding, gathered_weights, waiting_gradients
+from autotune.ledger.fsdp import Flow
 from autotune.ledger.ledger import Ledger
 
 LAYER = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
@@ -34,38 +33,86 @@ def test_what_a_strategy_shards(strategy: str, weights: int, gradients: int, sta
     """ParamAndGradBuffer._init_each_parameter_group_buffers."""
     found = terms(strategy, "optimizer")
     assert found["weights"] == pytest.approx(2 * TOTAL / weights, abs=8)
-    assert found["gradients"] == pytest.approx(4 * TOTAL / gradients, abs=8)
+    assert found["gradients"] == pytest.approx(2 * TOTAL / gradients, abs=8)
     assert found["optimizer_state"] == pytest.approx(12 * TOTAL / states, rel=0.002)
-    assert "fsdp" not in found
 
 
 def test_sharding_states_alone_is_the_distributed_optimizer() -> None:
-    assert terms("optim", "loss") == terms(None, "loss")
+    stack = {"megatron_core": "0.16.1"}  # which has the same gradients under both
+    assert terms("optim", "loss", stack=stack) == terms(None, "loss", stack=stack)
 
 
-def test_small_models_are_whole_while_layers_run() -> None:
-    """The prefetch and the queue hold 10^9 elements at least: all of a small model."""
-    assert terms("optim_grads_params", "loss")["fsdp"] == 2 * TOTAL
-    assert terms("optim_grads_params", "backward")["fsdp"] == (2 + 4) * TOTAL
-    assert terms("optim_grads", "loss").get("fsdp", 0) == 0
-    assert terms("optim_grads", "backward")["fsdp"] == 4 * TOTAL
+ROOT = 2 * VOCAB * HIDDEN + HIDDEN
+"""Embedding, output layer and final norm: in no unit."""
 
 
-def test_large_layers_are_fetched_one_ahead() -> None:
-    unit = 10**9
-    params = [Param(name="mlp.fc1", shape=(unit,), copies=10), Param(name="head.output", shape=(5,))]
-    whole = Sharding(weights=True, gradients=True, states=True)
-    assert gathered_weights(params, unit, whole, width=2) == 2 * (5 + 2 * unit)
-    assert waiting_gradients(params, unit, whole, width=4) == 4 * 3 * unit
-    # 10^9 elements of gradients may wait, and half as many weights come ahead, however small a layer is
-    unit = 2 * 10**8
-    params = [Param(name="mlp.fc1", shape=(unit,), copies=40)]
-    assert gathered_weights(params, unit, whole, width=2) == 2 * (1 + 3) * unit
-    assert waiting_gradients(params, unit, whole, width=4) == 4 * (10**9 + unit)
+def test_outside_layers_weights_stay_whole_and_layers_come_and_go() -> None:
+    """The prefetch holds 5 * 10^8 elements at least: all of a small model. At the loss every layer has gone again."""
+    assert terms("optim_grads_params", "forward")["fsdp"] == 2 * (ROOT + 2 * LAYER)  # at the first layer
+    assert terms("optim_grads_params", "loss")["fsdp"] == 2 * ROOT
+    # Backward: weights of the layers before, gradients of those behind.
+    assert terms("optim_grads_params", "backward")["fsdp"] == (2 + 2) * ROOT + (2 * 2 + 2) * LAYER
+    assert terms("optim_grads_params", "optimizer")["fsdp"] == 2 * ROOT
+    older = {"stack": {"megatron_core": "0.18.0"}}
+    assert "fsdp" not in terms("optim_grads_params", "optimizer", **older)
+    assert "fsdp" not in terms("optim_grads", "loss")
+    assert terms("optim_grads", "backward")["fsdp"] == 2 * ROOT + 2 * 2 * LAYER
+
+
+def test_gradients_have_the_dtype_of_the_parameters_unless_one_is_named() -> None:
+    """ParamAndGradBuffer._resolve_group_grad_dtype; before Megatron Core 0.17 ``grad_reduce_in_fp32`` decided."""
+    assert terms("optim_grads_params", "optimizer")["gradients"] == pytest.approx(2 * TOTAL / 8, abs=8)
+    assert terms("optim_grads_params", "optimizer")["main_gradients"] == pytest.approx(4 * TOTAL / 8, rel=0.002)
+    older = terms("optim_grads_params", "optimizer", stack={"megatron_core": "0.16.1"})
+    assert older["gradients"] == pytest.approx(4 * TOTAL / 8, abs=8)
+    named = Ledger(
+        small(
+            parallel=RANKS,
+            train=BATCH,
+            optimizer={
+                "use_megatron_fsdp": True,
+                "data_parallel_sharding_strategy": "optim_grads_params",
+                "megatron_fsdp_main_grads_dtype": "fp32",
+                "megatron_fsdp_main_params_dtype": None,
+            },
+        )
+    ).predict(Boundary.selective())
+    step = next(p.terms for p in named.stages[0].phases if (p.iteration, p.phase) == ("steady", "optimizer"))
+    assert step["gradients"] == pytest.approx(4 * TOTAL / 8, abs=8)
+    assert step["optimizer_state"] == pytest.approx(8 * TOTAL / 8, rel=0.002)
+
+
+UNITS = (0, 5, 5, 5, 5, 0)
+
+
+def test_units_are_fetched_until_the_prefetch_is_full() -> None:
+    flow = Flow(weight_width=2, gradient_width=4, ahead=6, queue=7, copies=1, roots=False)
+    assert [flow.forward(UNITS, index) for index in range(6)] == [0, 2 * 15, 2 * 15, 2 * 10, 2 * 5, 0]
+    # Backward: weights of the layers before, gradients of those behind, as many as may wait.
+    assert flow.backward(UNITS, 5) == 0
+    assert flow.backward(UNITS, 4) == 2 * 15 + 4 * 5
+    assert flow.backward(UNITS, 3) == 2 * 15 + 4 * (5 + 5)
+    assert flow.backward(UNITS, 2) == 2 * 10 + 4 * (7 + 5)
+    assert flow.backward(UNITS, 0) == 4 * 7
+
+
+def test_pytorchs_units_come_one_ahead_and_head_and_embedding_are_units() -> None:
+    workload = small(parallel=RANKS, train=BATCH, optimizer={"use_torch_fsdp2": True})
+    steady = {
+        p.phase: p.terms for p in Ledger(workload).predict(Boundary.selective()).stages[0].phases if p.iteration == "steady"
+    }
+    assert steady["optimizer"]["weights"] == pytest.approx(2 * TOTAL / 8, abs=8)
+    assert steady["optimizer"]["gradients"] == pytest.approx(2 * TOTAL / 8, abs=8)
+    head = VOCAB * HIDDEN + HIDDEN
+    assert steady["loss"]["fsdp"] == 2 * head
+    # The last layer's backward: two layers' weights; its gradients, and the flat input of their reduction.
+    assert steady["backward"]["fsdp"] == 2 * 2 * LAYER + 2 * 2 * LAYER
 
 
 def test_what_is_covered() -> None:
     fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
     assert coverage(small(parallel=RANKS, train=BATCH, optimizer=fsdp)).covered
     assert not coverage(small(parallel=RANKS, train=BATCH, optimizer=fsdp, precision={"fp8": "hybrid"})).covered
-    assert not coverage(small(parallel=RANKS, train=BATCH, optimizer={"use_torch_fsdp2": True})).covered
+    torch = {"use_torch_fsdp2": True}
+    assert coverage(small(parallel=RANKS, train=BATCH, optimizer=torch)).covered
+    assert not coverage(small(parallel=RANKS, train=BATCH, optimizer=torch, precision={"fp8": "hybrid"})).covered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ledger_workloads import small
+from ledger_workloads import FFN, HIDDEN, small
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.ledger import Ledger
@@ -86,6 +86,25 @@ def test_precision_aware_path_saves_two_bytes_of_master_and_the_gradient_copies(
     assert on.terms["optimizer_state"] == pytest.approx((2 + 2 + 2) * PARAMETERS, rel=1e-3)
     assert off.terms["optimizer_state"] == pytest.approx((4 + 2 + 2) * PARAMETERS, rel=1e-3)
     assert off.peak_bytes - on.peak_bytes == pytest.approx(6 * PARAMETERS, rel=1e-3)
+
+
+def test_muon_without_a_parameter_layout_deals_out_whole_parameters() -> None:
+    """layer_wise_optimizer.py:_shard_params_ping_pong: sorted by size, ranks back and forth; the rank that ends up with most.
+
+    Two ranks hold [p0, p3, p4, p7, ...] and [p1, p2, p5, p6, ...] of the sorted list.
+    """
+    fields = {"optimizer": "muon", "use_distributed_optimizer": True, "use_layer_wise_param_layout": False}
+    two = {"parallel": {"world_size": 2}, "train": {"global_batch_size": 2}, "model": {"vocab_size": 4096}}
+    matrices = [HIDDEN * HIDDEN, 3 * HIDDEN * HIDDEN, HIDDEN * FFN, 2 * HIDDEN * FFN]
+    others = [HIDDEN, HIDDEN, HIDDEN, HIDDEN, HIDDEN, 4096 * HIDDEN, 4096 * HIDDEN]
+    ranked = sorted([(size, 8) for size in 2 * matrices] + [(size, 12) for size in others])
+    hands = [[one for index, one in enumerate(ranked) if index % 4 in places] for places in ((0, 3), (1, 2))]
+    fullest = max(hands, key=lambda hand: sum(size for size, _ in hand))
+    state = peak(small(optimizer=fields, **two), "steady", "optimizer").terms["optimizer_state"]
+    assert state == pytest.approx(sum(size * width for size, width in fullest), rel=1e-4)
+    laid_out = small(optimizer={**fields, "use_layer_wise_param_layout": True}, **two)
+    even = peak(laid_out, "steady", "optimizer").terms["optimizer_state"]
+    assert even == pytest.approx(sum(size * width for size, width in ranked) / 2, rel=1e-4)
 
 
 def test_muon_keeps_one_momentum_for_matrices_of_layers() -> None:

@@ -54,7 +54,7 @@ def test_silence_means_megatrons_own_defaults() -> None:
     assert not features.cross_entropy_loss_fusion
     assert not features.apply_rope_fusion
     assert workload.other == {}
-    assert workload.source.notes == ("no tokenizer or vocabulary is named: GPT-2's 50257 tokens assumed",)
+    assert workload.source.notes == ("no vocabulary size is given: 50257 tokens taken for GPT-2",)
 
 
 def test_moe_defaults_are_the_allgather_dispatcher_and_tp_for_experts() -> None:
@@ -143,7 +143,43 @@ def test_vocabulary(given_tokens: dict[str, Any], vocabulary: int, padded: bool)
 
 
 def test_a_vocabulary_in_the_tokenizers_own_files_is_named_as_unknown() -> None:
-    assert list(read(tokenizer_type="Llama2Tokenizer").other) == ["--vocab-size"]
+    assert list(read(tokenizer_type="SFTTokenizer", tokenizer_model="/a/tokenizer").other) == ["--vocab-size"]
+    assert list(read(tokenizer_type="GPTSentencePieceTokenizer", tokenizer_model="/a/own.model").other) == ["--vocab-size"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model", "size"),
+    [
+        ("TikTokenizer", "/a/multiMixV8.gpt4o_nc_sd.500000.128k.vocab.json", 131072),
+        ("GPTSentencePieceTokenizer", "${DATA_PATH}/utils/nemotron_2_256k.model", 256000),
+        ("Llama2Tokenizer", "/a/tokenizer.model", 32000),
+        ("HuggingFaceTokenizer", "deepseek-ai/DeepSeek-V3", 128815),
+    ],
+)
+def test_a_vocabulary_that_type_or_file_name_give_away_is_taken_and_said(tokenizer: str, model: str, size: int) -> None:
+    workload = read(tokenizer_type=tokenizer, tokenizer_model=model)
+    assert workload.model.vocab_size == size
+    assert not workload.other
+    assert f"{size} tokens taken for {tokenizer}" in workload.source.notes[0]
+
+
+def test_a_growing_batch_counts_with_its_first_size() -> None:
+    """num_microbatches_calculator.py:_parse_schedule; 12 layers on 8 ranks, micro batches of 4."""
+    workload = read(global_batch_size=None, step_batch_size_schedule="0:384 200B:768 400B:1152")
+    assert workload.train.global_batch_size == 384
+    assert "the batch grows" in workload.source.notes[-1]
+
+
+def test_arguments_with_megatrons_own_default_say_nothing() -> None:
+    assert not read(outer_dp_sharding_strategy="no_shard", export_model_type="GPTModel").other
+    assert list(read(outer_dp_sharding_strategy="optim").other) == ["--outer-dp-sharding-strategy"]
+
+
+def test_dtypes_of_megatron_fsdp_may_be_auto() -> None:
+    optimizer = read(megatron_fsdp_main_params_dtype="auto", megatron_fsdp_main_grads_dtype="fp32").optimizer
+    assert optimizer.megatron_fsdp_main_params_dtype is None
+    assert optimizer.megatron_fsdp_main_grads_dtype == "fp32"
+    assert optimizer.megatron_fsdp_grad_comm_dtype is None
 
 
 def test_patterns_lists_and_modules_are_read() -> None:
