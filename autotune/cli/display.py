@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,7 @@ class RunDisplay:
 
     def __init__(self, *, verbose: bool, quiet: bool, defaults: str) -> None:
         self._defaults = defaults
+        self._began_t = time.time()
         self._verbose = verbose
         self._quiet = quiet
         self._console: Console | None = None
@@ -70,7 +72,7 @@ class RunDisplay:
             self._go_live(Path(event.data["run_directory"]))
         elif self._console is not None:
             # The table says what trials do; what it does not say stays above it.
-            if event.kind in ("note", "finished"):
+            if event.kind in ("note", "prediction", "finished"):
                 self._console.print(event.text, markup=False, highlight=False)
         elif self._verbose or event.kind != "trial_progress":
             click.echo(event.text, err=True)
@@ -86,4 +88,4 @@ class RunDisplay:
         from autotune.report.progress import RunProgress
 
         self._console = Console(stderr=True, highlight=False)
-        self._stack.enter_context(following(RunProgress(folder), self._console))
+        self._stack.enter_context(following(RunProgress(folder, since_t=self._began_t), self._console))

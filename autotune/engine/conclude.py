@@ -13,6 +13,7 @@ from autotune.engine.claims import claims
 from autotune.engine.prepare import Prepared, revisions
 from autotune.engine.request import Request
 from autotune.errors import ExitStatus
+from autotune.ledger.calibration import Calibration
 from autotune.ledger.prediction import Prediction
 from autotune.records import to_builtins
 from autotune.search.breakpoints import breakpoints, predicted_points, recorded_points
@@ -41,6 +42,7 @@ class Conclusion:
     run_directory: Path
     notes: tuple[str, ...] = ()
     """Of the run itself, for the warnings: which earlier evidence counted, and how."""
+    calibration: Calibration | None = None
 
 
 def conclude(end: Conclusion) -> Recommendation:
@@ -91,6 +93,7 @@ def conclude(end: Conclusion) -> Recommendation:
         breakpoints=_breakpoints(end, context),
         wall=end.prepared.ledger.wall(),
         remedies=end.prepared.remedies,
+        calibration=end.calibration,
         claims=claims(end.prepared.workload, evidence, verdict, kind),
         warnings=_warnings(end, verdict, context),
         trials=_trials(evidence),
@@ -242,7 +245,7 @@ def _runner_up(end: Conclusion, answer: Boundary | None) -> CertificateRow | Non
         )
     fitting = [
         c
-        for c in launchable(end.prepared.candidates)
+        for c in launchable(_candidates(end))
         if c.prediction is not None
         and c.prediction.peak_p95_bytes <= limit
         and c.boundary != answer

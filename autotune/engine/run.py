@@ -149,6 +149,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
                 stop=stop,
                 run_directory=directory.path,
                 notes=tuple(f"evidence: {run_before.note}" for run_before in earlier),
+                calibration=loop.calibrator.calibration if loop.calibrator is not None else None,
             )
         )
         directory.write("recommendation.json", recommendation)

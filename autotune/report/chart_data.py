@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from autotune.engine.plan import PlanRow
 from autotune.report.evidence_tables import allocated_peak, iteration_name, phase_name, seen_phases, stage_peaks
 from autotune.report.run_view import RunView
-from autotune.report.text import UNKNOWN, boundary_name, boundary_of, milliseconds, size
+from autotune.report.text import UNKNOWN, Scale, boundary_name, boundary_of, milliseconds, size
 from autotune.search.outcome import SettingTimeline
 from autotune.trial.record import TrialRecord
 
@@ -31,19 +30,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """The unit of a chart's memory axis."""
-
-    unit: str
-    factor: float
-
-    @classmethod
-    def of(cls, size_bytes: float) -> Scale:
-        """GB from one GB on, MB below."""
-        return cls(unit="GB", factor=1e9) if size_bytes >= 1e9 else cls(unit="MB", factor=1e6)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Peak memory against time of every setting.
 
@@ -58,46 +44,80 @@ class Memory:
     front_series: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """One predicted setting: by the survey where one ran, else by the ledger, which alone has an interval."""
+
+    fields: Mapping[str, Any]
+    peak_bytes: int
+    replay_ms: float
+    p05_bytes: int | None = None
+    p95_bytes: int | None = None
+
+
+def priced(view: RunView) -> dict[str, Priced]:
+    """Predicted settings by name. A survey's steps are of the machine at hand, so its prices go with the trials' times."""
+    if view.survey is not None:
+        return {
+            one.boundary.key: Priced(fields=one.boundary.to_fields(), peak_bytes=one.peak_bytes, replay_ms=one.price.replay_ms)
+            for one in view.survey.predicted
+        }
+    return {
+        row.name: Priced(
+            fields=row.boundary,
+            peak_bytes=row.peak_bytes,
+            replay_ms=row.replay_ms,
+            p05_bytes=row.peak_p05_bytes,
+            p95_bytes=row.peak_p95_bytes,
+        )
+        for row in (view.plan.candidates if view.plan is not None else ())
+        if row.peak_bytes is not None and row.replay_ms is not None and row.status in ("distinct", "not checkable here")
+    }
+
+
 def memory(view: RunView, scale: Scale) -> Memory:
     """Rows ``x`` (ms), ``y``, ``low``, ``high`` (5 % and 95 % bound), ``series`` and texts."""
-    plan = {row.name: row for row in view.plan.candidates} if view.plan else {}
+    known = priced(view)
     trials = [trial for trial in view.launches if trial.ranks]
-    base_ms = _base_ms(trials, plan)
+    base_ms = _base_ms(trials, known)
     chosen = view.recommendation.name
+    by = "predicted by the survey" if view.survey is not None else "predicted"
     rows: list[dict[str, Any]] = []
-    for row in plan.values():
-        if row.peak_bytes is None or row.replay_ms is None or row.status not in ("distinct", "not checkable here"):
-            continue
-        answer = row.name == chosen and view.recommendation.kind == "predicted"
+    for name, one in known.items():
+        answer = name == chosen and view.recommendation.kind == "predicted"
         rows.append(
-            _row(row.boundary, "chosen" if answer else "predicted", row.peak_bytes, scale, (base_ms or 0.0) + row.replay_ms)
-            | _bounds(row, scale)
-            | {"replay_ms": round(row.replay_ms, 3), "time": f"replay {milliseconds(row.replay_ms, signed=True)}, predicted"}
+            _row(one.fields, "chosen" if answer else "predicted", one.peak_bytes, scale, (base_ms or 0.0) + one.replay_ms)
+            | _bounds(one, scale)
+            | {
+                "peak": f"{size(one.peak_bytes)}, {by}",
+                "replay_ms": round(one.replay_ms, 3),
+                "time": f"replay {milliseconds(one.replay_ms, signed=True)}, {by}",
+            }
         )
+    rows += _switched_rows(view, known, scale, base_ms)
     for trial in trials:
-        placed = _trial_row(trial, plan.get(trial.boundary.key), scale, base_ms)
+        placed = _trial_row(trial, known.get(trial.boundary.key), scale, base_ms)
         if placed is not None:
             if trial is view.answer_trial and placed["series"] == "from a trial":
                 placed["series"] = "chosen"
             rows.append(placed)
-    rows += _switched_rows(view, plan, scale, base_ms)
-    tried = {"from a trial", "chosen"} if base_ms is not None else set()
+    tried = {"from a trial", "chosen"} if base_ms is not None and view.survey is None else set()
     return Memory(
         rows=tuple(sorted(rows, key=lambda row: row["series"] == "chosen")),
-        front=_front([row for row in rows if row["series"] in (tried or {"predicted", "chosen"})]),
+        front=_front([row for row in rows if (row["series"] in tried if tried else "replay_ms" in row)]),
         predicted_front=_front([row for row in rows if "replay_ms" in row]),
         timed=base_ms is not None,
         front_series="trials" if tried else "predictions",
     )
 
 
-def _base_ms(trials: Sequence[TrialRecord], plan: Mapping[str, PlanRow]) -> float | None:
+def _base_ms(trials: Sequence[TrialRecord], known: Mapping[str, Priced]) -> float | None:
     """Step time that replays are added to: what timed trials leave without their predicted replay; None where none is timed."""
     left = []
     for trial in trials:
-        row = plan.get(trial.boundary.key)
-        if trial.completed and trial.step_ms and row is not None and row.replay_ms is not None:
-            left.append(median(trial.step_ms) - row.replay_ms)
+        one = known.get(trial.boundary.key)
+        if trial.completed and trial.step_ms and one is not None:
+            left.append(median(trial.step_ms) - one.replay_ms)
     return median(left) if left else None
 
 
@@ -107,21 +127,20 @@ def _row(fields: Mapping[str, Any], series: Series, peak_bytes: int, scale: Scal
         "y": round(peak_bytes / scale.factor, 4),
         "series": series,
         "setting": boundary_name(boundary_of(fields)),
-        "peak": f"{size(peak_bytes)}, predicted" if series == "predicted" else size(peak_bytes),
     }
 
 
-def _bounds(row: PlanRow, scale: Scale) -> dict[str, Any]:
-    if row.peak_p05_bytes is None or row.peak_p95_bytes is None:
+def _bounds(one: Priced, scale: Scale) -> dict[str, Any]:
+    if one.p05_bytes is None or one.p95_bytes is None:
         return {}
     return {
-        "low": round(row.peak_p05_bytes / scale.factor, 4),
-        "high": round(row.peak_p95_bytes / scale.factor, 4),
-        "interval": f"{size(row.peak_p05_bytes)} to {size(row.peak_p95_bytes)}",
+        "low": round(one.p05_bytes / scale.factor, 4),
+        "high": round(one.p95_bytes / scale.factor, 4),
+        "interval": f"{size(one.p05_bytes)} to {size(one.p95_bytes)}",
     }
 
 
-def _trial_row(trial: TrialRecord, row: PlanRow | None, scale: Scale, base_ms: float | None) -> dict[str, Any] | None:
+def _trial_row(trial: TrialRecord, one: Priced | None, scale: Scale, base_ms: float | None) -> dict[str, Any] | None:
     """A trial where it belongs; one that ended early has no step time and stands where its prediction would."""
     whole = trial.completed and trial.failure is None
     peak = allocated_peak(trial)
@@ -130,24 +149,24 @@ def _trial_row(trial: TrialRecord, row: PlanRow | None, scale: Scale, base_ms: f
         step = median(trial.step_ms)
         placed = _row(fields, "from a trial", peak, scale, step if base_ms is not None else 0.0)
         return placed | {"peak": f"{size(peak)}, {trial.kind}", "time": f"step {milliseconds(step)}, {trial.kind}"}
-    if whole or row is None or row.replay_ms is None:
+    if whole or one is None:
         return None
     why = "ended early" if trial.failure is None else trial.failure.failure_class.replace("_", " ")
-    return _row(fields, "ended early", peak, scale, (base_ms or 0.0) + row.replay_ms) | {
+    return _row(fields, "ended early", peak, scale, (base_ms or 0.0) + one.replay_ms) | {
         "peak": f"at least {size(peak)}, {trial.kind}",
         "time": f"{why}; placed at its predicted replay",
     }
 
 
-def _switched_rows(view: RunView, plan: Mapping[str, PlanRow], scale: Scale, base_ms: float | None) -> list[dict[str, Any]]:
+def _switched_rows(view: RunView, known: Mapping[str, Priced], scale: Scale, base_ms: float | None) -> list[dict[str, Any]]:
     """Settings that a survey launch switched to. Their steps are no launch of their own: they stand at their predicted replay."""
     rows = []
-    for row in view.recommendation.certificate:
-        known = plan.get(row.name)
-        if row.basis == "switched" and row.peak_bytes is not None and known is not None and known.replay_ms is not None:
-            placed = _row(row.boundary, "switched", row.peak_bytes, scale, (base_ms or 0.0) + known.replay_ms)
-            step = "" if row.step_ms is None else f"step {milliseconds(row.step_ms)}, switched; "
-            rows.append(placed | {"peak": f"{size(row.peak_bytes)}, switched", "time": f"{step}placed at its predicted replay"})
+    for one in view.survey.switched if view.survey is not None else ():
+        price = known.get(one.boundary.key)
+        if price is not None:
+            placed = _row(one.boundary.to_fields(), "switched", one.peak_bytes, scale, (base_ms or 0.0) + price.replay_ms)
+            step = f"step {milliseconds(median(one.step_ms))}, switched; " if one.step_ms else ""
+            rows.append(placed | {"peak": f"{size(one.peak_bytes)}, switched", "time": f"{step}placed at its predicted replay"})
     return rows
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.report import chart_data
-from autotune.report.chart_data import GROUPS, Scale
+from autotune.report.chart_data import GROUPS
 from autotune.report.evidence_tables import comparisons
 from autotune.report.run_view import RunView
-from autotune.report.text import boundary_name, boundary_of, limit, signed_size, size
+from autotune.report.text import Scale, boundary_name, boundary_of, limit, signed_size, size
 
 SERIES = {
     "predicted": ("circle", "var(--predicted)", "○"),
@@ -112,8 +112,13 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
     if not found.rows:
         return None
     used = [name for name in SERIES if any(row["series"] == name for row in found.rows)]
-    x_title = "step time, ms (predicted: replay added to what trials leave)" if found.timed else "predicted replay, ms a step"
-    x = field("x", title=x_title, scale={"zero": False, "nice": True}, axis={"grid": False, "tickCount": 8, "labelOverlap": True})
+    x_title = "step time, ms (predicted where not launched)" if found.timed else "predicted replay, ms a step"
+    x = field(
+        "x",
+        title=x_title,
+        scale={"zero": False, "nice": True},
+        axis={"grid": False, "tickCount": 8, "labelOverlap": True, "labelSeparation": 8},
+    )
     y = field("y", title=f"peak, {scale.unit}", scale={"zero": False, "nice": True})
     shape = {"field": "series", "type": "nominal", "legend": None,
              "scale": {"domain": list(SERIES), "range": [mark for mark, _, _ in SERIES.values()]}}  # fmt: skip
@@ -121,9 +126,13 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
               "scale": {"domain": list(SERIES), "range": [colour for _, colour, _ in SERIES.values()]}}  # fmt: skip
     shown = tips(("setting", "setting"), ("series", "kind"), ("peak", "peak"), ("interval", "5 % to 95 %"), ("time", "time"))
     is_chosen = "datum.series === 'chosen'"
-    xs = [row["x"] for row in found.rows]
     chosen = next((row for row in found.rows if row["series"] == "chosen"), None)
-    side = "left" if chosen is None or chosen["x"] <= (min(xs) + max(xs)) / 2 else "right"
+    here = "scale('x', datum.x)"
+    intervals = {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"aria": False, "type": "rule", "opacity": 0.35},
+        "encoding": {"x": x, "y": field("low"), "y2": {"field": "high"}, "color": colour},
+    }
     layers = [
         *_limit_rule("y", view, scale),
         {
@@ -131,11 +140,7 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
             "mark": {"aria": False, "type": "line", "interpolate": "step-after", "color": "var(--quiet)", "strokeWidth": 1},
             "encoding": {"x": x, "y": y},
         },
-        {
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "mark": {"aria": False, "type": "rule", "opacity": 0.35},
-            "encoding": {"x": x, "y": field("low"), "y2": {"field": "high"}, "color": colour},
-        },
+        *([intervals] if any("low" in row for row in found.rows) else []),
         {
             "mark": {"aria": False, "type": "point", "strokeWidth": 1.5},
             "encoding": {
@@ -148,7 +153,11 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
             "transform": [{"filter": is_chosen}],
             "mark": {
                 "aria": False, "type": "text", "fontWeight": "bold",
-                "align": side, "dx": 10 if side == "left" else -10, "dy": 12,
+                # Towards the side that has room, and never beyond it.
+                "align": {"expr": f"{here} < width / 2 ? 'left' : 'right'"},
+                "dx": {"expr": f"{here} < width / 2 ? 10 : -10"},
+                "limit": {"expr": f"max({here}, width - {here}) - 10"},
+                "dy": 14,
             },
             "encoding": {"x": x, "y": y, "text": {"field": "setting"}},
         },
@@ -156,7 +165,12 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
     data = {"data": {"values": list(found.rows)}}
     counts = ", ".join(f"{sum(row['series'] == name for row in found.rows)} {name}" for name in used)
     told = "" if chosen is None else f" The chosen setting is {chosen['setting']}: peak {chosen['peak']}, {chosen['time']}."
-    names = {"switched": "switched, in a survey launch", "ended early": "out of memory or ended early"}
+    names = {
+        "predicted": "predicted by the survey" if view.survey is not None else "predicted",
+        "switched": "switched, in the survey launch",
+        "from a trial": f"a fresh launch, {view.recommendation.kind}",
+        "ended early": "out of memory or ended early",
+    }
     return Chart(
         name="memory",
         title="Memory against time",
@@ -166,7 +180,7 @@ def _memory(view: RunView, scale: Scale) -> Chart | None:
         legend=(
             *((SERIES[name][2], SERIES[name][1], names.get(name, name)) for name in used),
             ("—", "var(--quiet)", f"front of the {found.front_series}: nothing beats these in both"),
-            ("┄", "var(--limit)", "limit"),
+            ("╌╌", "var(--limit)", "limit"),
         ),
     )
 
@@ -202,7 +216,7 @@ def _ranks(view: RunView, scale: Scale) -> Chart | None:
         description=f"Peaks of {len(rows)} {what}. The {'heaviest' if staged else 'hot'} rank is {hot['rank']}: {hot['peak']}. "
         f"The lowest is rank {low['rank']}: {low['peak']}.",
         spec=spec(220, layers, data={"values": list(rows)}),
-        legend=(("■", "var(--chosen)", "heaviest stage" if staged else "hot rank"), ("┄", "var(--limit)", "limit")),
+        legend=(("■", "var(--chosen)", "heaviest stage" if staged else "hot rank"), ("╌╌", "var(--limit)", "limit")),
     )
 
 
@@ -249,7 +263,7 @@ def _phases(view: RunView, scale: Scale) -> list[Chart]:
                 legend=(
                     *(("■", COLOURS[group], group) for group in used),
                     *([("┃", "var(--ink)", "from the trial")] if any(row["group"] == "trial" for row in rows) else []),
-                    ("┄", "var(--limit)", "limit"),
+                    ("╌╌", "var(--limit)", "limit"),
                 ),
             )
         )
@@ -309,6 +323,6 @@ def _comparison(view: RunView, scale: Scale) -> Chart | None:
         spec=spec(260, layers, data={"values": rows}),
         legend=(
             ("■", "var(--measured)", "a setting, with its 5 % to 95 % interval"),
-            ("┈", "var(--quiet)", "prediction equals trial"),
+            ("╌╌", "var(--quiet)", "prediction equals trial"),
         ),
     )

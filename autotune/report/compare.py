@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.report.chart_data import Scale, memory
+from autotune.report.answer_tables import breakpoint_table
+from autotune.report.chart_data import memory
 from autotune.report.charts import Chart, field, spec, tips
-from autotune.report.facts import Facts, breakpoint_table, collect, setting_name
+from autotune.report.facts import Facts, collect
 from autotune.report.run_view import RunView, read_run
 from autotune.report.table import Table
-from autotune.report.text import UNKNOWN, limit, milliseconds, size
+from autotune.report.text import UNKNOWN, Scale, limit, milliseconds, setting_name, size
 from autotune.search.outcome import Recommendation
 
 COLOURS = ("--g3", "--g4", "--g5", "--g7", "--g8", "--g6", "--g0", "--g9")
@@ -196,7 +197,7 @@ def compare_chart(views: Sequence[RunView], names: Sequence[str]) -> Chart | Non
         legend=(
             *(("◆", colour, name) for name, colour in zip(names, colours, strict=True)),
             ("—", "var(--quiet)", "predicted front of a run"),
-            ("┄", "var(--quiet)", "its limit"),
+            ("╌╌", "var(--quiet)", "its limit"),
         ),
     )
 

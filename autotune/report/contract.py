@@ -11,11 +11,43 @@ from autotune.workload.workload import Workload
 
 RANKS_LISTED = 16
 """More ranks than this are told as highest, lowest and number."""
+TRIALS = "trials: "
+"""Before the name of a revision that trials reported themselves."""
 
 
 def contract_rows(workload: Workload, recommendation: Recommendation, trial: TrialRecord | None) -> tuple[tuple[str, str], ...]:
     """Name and text of every fact; ``trial`` is the recommended boundary's, None where nothing ran."""
-    return (*revision_rows(workload, recommendation), *workload_rows(workload), *_measurement_rows(recommendation, trial))
+    on = measured_on(recommendation, trial)
+    planned = " in the recipe; the trials ran without a GPU" if on and _on_cpu(recommendation, trial) else ""
+    return (
+        *revision_rows(workload, recommendation),
+        *((name, text + planned if name == "hardware" else text) for name, text in workload_rows(workload)),
+        *((("measured on", on),) if on else ()),
+        *_measurement_rows(recommendation, trial),
+    )
+
+
+def measured_on(recommendation: Recommendation, trial: TrialRecord | None) -> str:
+    """Where the answer's figures come from, and what of them is not a GPU's; empty where nothing ran."""
+    if trial is None or trial.kind == "predicted":
+        return ""
+    details = trial.details
+    ranks = f"{trial.world_size} ranks" + (f" on {_count(details['nodes'], 'node')}" if details.get("nodes") else "")
+    if trial.kind == "replayed":
+        return f"{ranks}, when they were recorded; replayed"
+    if not _on_cpu(recommendation, trial):
+        return f"{ranks}, a GPU each; {trial.kind}"
+    stand_in = str(trial.revisions.get("transformer_engine") or "").startswith("stand-in")
+    kernels = ", with a stand-in for Transformer Engine" if stand_in else ""
+    return f"{ranks} without a GPU{kernels}: bytes are counted, {trial.kind}; step times are those of a CPU"
+
+
+def _on_cpu(recommendation: Recommendation, trial: TrialRecord | None) -> bool:
+    return trial is not None and trial.kind != "replayed" and trial.details.get("backend", recommendation.backend) == "cpu"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def revision_rows(workload: Workload, recommendation: Recommendation) -> tuple[tuple[str, str], ...]:
@@ -30,10 +62,24 @@ def revision_rows(workload: Workload, recommendation: Recommendation) -> tuple[t
         "container": stack.container,
     }
     names = {name.lower().replace(" ", "_").replace("-", "_"): name for name in known}
+    ran: dict[str, str | None] = {}
     for key, value in recommendation.revisions.items():
-        name = names.get(key.lower().replace("-", "_"), key)
-        known[name] = value or known.get(name)
-    return tuple((name, value or "unknown") for name, value in known.items())
+        of_trials = key.startswith(TRIALS)
+        name = key.removeprefix(TRIALS)
+        name = names.get(name.lower().replace("-", "_"), name)
+        if of_trials:
+            ran[name] = value
+            known.setdefault(name, None)
+        else:
+            known[name] = value or known.get(name)
+    return tuple((name, _revision(value, ran.get(name))) for name, value in known.items())
+
+
+def _revision(of_recipe: str | None, of_trials: str | None) -> str:
+    """One revision; where the trials had another one than the recipe, both."""
+    if of_trials is None or of_trials == of_recipe:
+        return of_recipe or "unknown"
+    return f"{of_trials} in the trials" + (f"; the recipe's is {of_recipe}" if of_recipe is not None else "")
 
 
 def workload_rows(workload: Workload) -> tuple[tuple[str, str], ...]:
@@ -122,7 +168,36 @@ def _measurement_rows(recommendation: Recommendation, trial: TrialRecord | None)
     return (
         ("steps run", str(trial.steps_run)),
         ("per-rank peak", f"allocated, {trial.kind}: {_peaks(peaks)}; {len(peaks)} of {trial.world_size} ranks reported"),
+        *_health_rows(trial),
     )
+
+
+def _health_rows(trial: TrialRecord) -> tuple[tuple[str, str], ...]:
+    """What else the ranks of a trial wrote down: numbers of training, allocator, experts, command."""
+    steps = [step for rank in trial.ranks.values() for step in rank.iterations]
+    first = next((rank.iterations for _, rank in sorted(trial.ranks.items()) if rank.iterations), ())
+    rows = []
+    losses = [step["loss"] for step in first if step.get("loss") is not None]
+    norms = [step["grad_norm"] for step in first if step.get("grad_norm") is not None]
+    if losses:
+        rows.append(("loss", f"{losses[0]:.6g} to {losses[-1]:.6g} over {_count(len(losses), 'step')}, {trial.kind}"))
+    if norms:
+        rows.append(("gradient norm", f"{norms[0]:.6g} to {norms[-1]:.6g}, {trial.kind}"))
+    if steps:
+        skipped, nan = (sum(bool(step.get(name)) for step in steps) for name in ("skipped", "nan"))
+        rows.append(("skipped, NaN", f"{skipped} and {nan} of {len(steps)} iterations over all ranks"))
+    retries = [rank.allocator_retries for rank in trial.ranks.values() if rank.allocator_retries is not None]
+    if retries:
+        rows.append(("allocator retries", f"{sum(retries)} over {_count(len(retries), 'rank')}"))
+    used = [rank.device_used_bytes for rank in trial.ranks.values() if rank.device_used_bytes is not None]
+    if used:
+        rows.append(("device memory used", f"at most {size(max(used))}, {trial.kind}"))
+    tokens = [sum(rank.tokens_per_expert) for rank in trial.ranks.values() if rank.tokens_per_expert]
+    if tokens:
+        rows.append(("tokens of an expert rank", f"{min(tokens)} to {max(tokens)}, {trial.kind}"))
+    named = (("training loop", "loop"), ("seed", "seed"))
+    rows += [(name, str(trial.details[key])) for name, key in named if trial.details.get(key) is not None]
+    return tuple(rows)
 
 
 def _peaks(peaks: dict[int, int]) -> str:

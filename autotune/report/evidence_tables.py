@@ -9,7 +9,8 @@ from typing import Any
 from autotune.boundary.boundary import Boundary
 from autotune.report.run_view import RunView
 from autotune.report.table import Table
-from autotune.report.text import UNKNOWN, boundary_name, boundary_of, percent, signed_size, size
+from autotune.report.text import UNKNOWN, boundary_name, boundary_of, off, signed_size, size
+from autotune.search.outcome import Recommendation
 from autotune.trial.record import TrialRecord
 
 HIGHEST = 8
@@ -19,14 +20,22 @@ _ITERATIONS = {"first": "first step", "steady": "steady step", "after_capture": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One setting that was both predicted and run to its end. Differences are trial minus prediction."""
+    """One trial that ran to its end and whose setting was predicted. Differences are trial minus prediction.
 
+    Attributes:
+        surveyed_bytes: What the survey launch predicted of the setting.
+        calibrated_bytes: What the ledger predicted with the offsets of all trials before this one.
+    """
+
+    number: int
     name: str
     kind: str
     predicted_bytes: int
     p05_bytes: int | None
     p95_bytes: int | None
     seen_bytes: int
+    surveyed_bytes: int | None = None
+    calibrated_bytes: int | None = None
 
     @property
     def inside(self) -> bool | None:
@@ -37,29 +46,27 @@ class Comparison:
 
 
 def comparisons(view: RunView) -> tuple[Comparison, ...]:
-    """Every completed trial whose setting has a prediction, by first trial; of repeats the highest peak."""
+    """Every completed trial whose setting has a prediction, in the order they ran."""
     if view.plan is None:
         return ()
-    predicted = {row.name: row for row in view.plan.candidates if row.peak_bytes is not None}
-    highest: dict[str, TrialRecord] = {}
-    for trial in view.launches:
-        whole = trial.completed and trial.failure is None and trial.ranks
-        if whole and trial.boundary.key in predicted:
-            known = highest.get(trial.boundary.key)
-            if known is None or allocated_peak(trial) > allocated_peak(known):
-                highest[trial.boundary.key] = trial
+    predicted = {row.name: row for row in view.plan.candidates}
     found = []
-    for key, trial in highest.items():
-        row = predicted[key]
-        assert row.peak_bytes is not None
+    for trial in view.launches:
+        row = predicted.get(trial.boundary.key)
+        if not (trial.completed and trial.failure is None and trial.ranks) or row is None or row.peak_bytes is None:
+            continue
+        surveyed = view.survey.prediction(trial.boundary) if view.survey is not None else None
         found.append(
             Comparison(
+                number=trial.number,
                 name=boundary_name(trial.boundary),
                 kind=trial.kind,
                 predicted_bytes=row.peak_bytes,
                 p05_bytes=row.peak_p05_bytes,
                 p95_bytes=row.peak_p95_bytes,
                 seen_bytes=allocated_peak(trial),
+                surveyed_bytes=surveyed.peak_bytes if surveyed is not None else None,
+                calibrated_bytes=(trial.details.get("prediction") or {}).get("calibrated_bytes"),
             )
         )
     return tuple(found)
@@ -74,21 +81,51 @@ def comparison_table(view: RunView) -> Table:
     """Predicted against what trials showed."""
     return Table(
         title="Predicted against measured",
-        note="Trials that ran to their end. The difference is the trial's allocated peak minus the predicted one.",
-        columns=("setting", "predicted", "5 % to 95 %", "from the trial", "kind", "difference", "", "inside"),
+        note="Trials that ran to their end. Off: the trial's allocated peak against what was predicted before it, by the ledger, "
+        "by the survey, and by the ledger with the offsets of the trials before (calibrated). Inside: the ledger's 5 % to 95 %.",
+        columns=(
+            "trial", "setting", "from the trial", "ledger", "off", "inside", "survey", "survey off", "calibrated",
+            "calibrated off",
+            "5 % to 95 % of the ledger",
+        ),
+        narrow=("trial", "from the trial", "ledger", "off"),
         rows=tuple(
             (
+                str(row.number),
                 row.name,
+                f"{size(row.seen_bytes)}, {row.kind}",
                 size(row.predicted_bytes),
-                UNKNOWN if row.inside is None else f"{size(row.p05_bytes)} to {size(row.p95_bytes)}",
-                size(row.seen_bytes),
-                row.kind,
-                signed_size(row.seen_bytes - row.predicted_bytes),
-                percent(row.seen_bytes / row.predicted_bytes - 1, signed=True),
+                off(row.seen_bytes, row.predicted_bytes),
                 {True: "yes", False: "no", None: UNKNOWN}[row.inside],
+                size(row.surveyed_bytes),
+                off(row.seen_bytes, row.surveyed_bytes),
+                size(row.calibrated_bytes),
+                off(row.seen_bytes, row.calibrated_bytes),
+                UNKNOWN if row.inside is None else f"{size(row.p05_bytes)} to {size(row.p95_bytes)}",
             )
             for row in comparisons(view)
         ),
+    )  # fmt: skip
+
+
+def calibration_table(recommendation: Recommendation) -> Table:
+    """What the trials taught the ledger: an offset for each phase, and the limits that only a device shows."""
+    learnt = recommendation.calibration or {}
+    rows: list[tuple[str, str]] = []
+    if learnt.get("observations"):
+        rows += [(f"{phase_name(phase)} phase", signed_size(n)) for phase, n in learnt["phase_offsets_bytes"].items()]
+        rows.append(("phases not seen", signed_size(learnt["offset_bytes"])))
+    if learnt.get("usable_bytes") is not None:
+        rows.append(("memory that tensors can have", size(learnt["usable_bytes"])))
+    if learnt.get("load_factor") is not None:
+        rows.append(("load of the hottest expert rank", f"{learnt['load_factor']:.3f} x the mean"))
+    count = learnt.get("observations", 0)
+    return Table(
+        title="Calibration",
+        note=f"Offsets: measured minus predicted, the median of {count} {'trial' if count == 1 else 'trials'}. They move every "
+        "setting's prediction alike, phase by phase; nothing is fitted for a label.",
+        columns=("what", "learnt from the trials"),
+        rows=tuple(rows),
     )
 
 

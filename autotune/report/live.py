@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from autotune.report.progress import RunProgress, TrialProgress, headline, progress_table
+from autotune.report.text import UNKNOWN
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,7 +22,7 @@ NARROW = 90
 
 
 def live_view(progress: RunProgress, width: int) -> RenderableType:
-    """The table as it stands. Below ``NARROW`` columns it keeps trial, setting, state and the bar."""
+    """The table as it stands. Below ``NARROW`` columns it keeps trial, setting, state with step and time left, and the bar."""
     from rich import box
     from rich.console import Group
     from rich.table import Table as Grid
@@ -35,12 +36,22 @@ def live_view(progress: RunProgress, width: int) -> RenderableType:
     grid.add_column("peak against the limit", no_wrap=True)
     order = sorted(progress.trials.values(), key=lambda trial: trial.number)
     for trial, row in list(zip(order, table.rows, strict=True))[-SHOWN:]:
-        grid.add_row(*(Text(row[index]) for index in columns), _bar(trial, progress.limit_bytes))
+        texts = [row[index] for index in columns]
+        if width < NARROW and trial.state == "running":
+            texts[2] = _short_state(dict(zip(table.columns, row, strict=True)))
+        grid.add_row(*map(Text, texts), _bar(trial, progress.limit_bytes))
     hidden = len(order) - SHOWN
     lines: list[RenderableType] = [Text(headline(progress), style="bold")]
     if hidden > 0:
         lines.append(Text(f"{hidden} earlier trials not shown", style="dim"))
     return Group(*lines, *([grid] if order else []))
+
+
+def _short_state(row: Mapping[str, str]) -> str:
+    """``step 5 of 29, 19 s left``: what the columns that a narrow terminal leaves out say of a running trial."""
+    if row["step"] == UNKNOWN:
+        return row["state"]
+    return f"step {row['step']}" + ("" if row["left"] == UNKNOWN else f", {row['left']} left")
 
 
 def _bar(trial: TrialProgress, limit_bytes: int) -> Text:

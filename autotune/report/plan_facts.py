@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from autotune.engine.plan import PlanResult, PlanRow
 from autotune.records import to_builtins
-from autotune.report.facts import breakpoint_table, remedy_table, wall_text
+from autotune.report.answer_tables import breakpoint_table, remedy_table
+from autotune.report.facts import wall_text
 from autotune.report.table import Table
 from autotune.report.text import UNKNOWN, boundary_name, boundary_of, limit, milliseconds, probability, size
 

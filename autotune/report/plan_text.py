@@ -6,6 +6,7 @@ from autotune.engine.plan import PlanResult
 from autotune.report.plan_facts import collect_plan
 from autotune.report.plot import plan_points
 from autotune.report.terminal import console, print_box, print_plot, print_table
+from autotune.report.text import Scale
 
 
 def print_plan(result: PlanResult, *, everything: bool = False) -> None:
@@ -13,7 +14,8 @@ def print_plan(result: PlanResult, *, everything: bool = False) -> None:
     facts = collect_plan(result, everything=everything)
     out = console()
     print_box(out, (facts.headline, "predicted; nothing was launched"), facts.lines, ())
-    target = result.mem_target_bytes
-    print_plot(out, plan_points(result), None if target is None else target / 1e9)
+    peaks = [row.peak_bytes for row in result.candidates if row.peak_bytes is not None]
+    scale = Scale.of(result.mem_target_bytes or max(peaks, default=0))
+    print_plot(out, plan_points(result, scale), scale, result.mem_target_bytes)
     for table in (facts.settings, facts.stages, facts.breakpoints, facts.unusable, facts.remedies):
         print_table(out, table)

@@ -42,16 +42,21 @@ class TrialProgress:
 class RunProgress:
     """Follows one run directory. ``update`` reads what was written since the last call.
 
+    Args:
+        folder: The run directory.
+        since_t: When this process began the run (seconds since the epoch); None where another one runs it.
+
     Raises:
         RequestError: The folder holds no run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, since_t: float | None = None) -> None:
         if not (folder / "request.json").is_file():
             raise RequestError(
                 "RUN", str(folder), "this folder holds no run (no request.json)", "name a directory that `autotune run` writes"
             )
         self.folder = folder
+        self.since_t = since_t
         self.request: Mapping[str, Any] = load_json(folder / "request.json", dict)
         self.trials: dict[int, TrialProgress] = {}
 
@@ -77,6 +82,7 @@ class RunProgress:
                 trial = self.trials[number] = TrialProgress(number=number, setting=boundary_name(boundary))
             if trial.state in ("finished", "ended early"):
                 continue
+            _read_spec(trial, folder)
             if (folder / "record.json").is_file():
                 _finish(trial, load_json(folder / "record.json", TrialRecord))
             else:
@@ -96,11 +102,17 @@ def _finish(trial: TrialProgress, record: TrialRecord) -> None:
     trial.followers.clear()
 
 
+def _read_spec(trial: TrialProgress, folder: Path) -> None:
+    if trial.steps is None and (folder / "spec.json").is_file():
+        spec = load_json(folder / "spec.json", dict)
+        trial.steps = spec.get("steps")
+        if spec.get("survey") is not None:
+            trial.setting = f"survey, under {trial.setting}"
+
+
 def _read_on(trial: TrialProgress, folder: Path) -> None:
     if not trial.followers:
         trial.followers = [LineFollower(path) for path in sorted(folder.glob("ranks/*.jsonl"))]
-        if trial.followers and (folder / "spec.json").is_file():
-            trial.steps = load_json(folder / "spec.json", dict).get("steps")
     for follower in trial.followers:
         for line in follower.read():
             trial.state = "running"
@@ -121,7 +133,22 @@ def headline(progress: RunProgress) -> str:
     ended = [trial for trial in progress.trials.values() if trial.state in ("finished", "ended early")]
     now = len(progress.trials) - len(ended)
     text = f"{progress.request['recipe']} under {limit(progress.limit_bytes)}, {progress.request['backend']}: "
-    return text + f"trials: {len(ended)} ended, {now} running"
+    text += f"trials: {len(ended)} ended, {now} running"
+    if progress.since_t is not None:
+        text += f"; {duration(time.time() - progress.since_t)}"
+    if not progress.answered and not now:
+        text += "; starting the ranks" if not ended else "; deciding what is next"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3 min 05 s``, ``2 h 04 min``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def progress_table(progress: RunProgress) -> Table:
@@ -140,7 +167,7 @@ def progress_table(progress: RunProgress) -> Table:
                 size(trial.peak_bytes),
                 UNKNOWN if trial.peak_bytes is None else percent(trial.peak_bytes / progress.limit_bytes),
                 milliseconds(trial.step_ms),
-                UNKNOWN if trial.left_s is None else f"{trial.left_s:.0f} s",
+                UNKNOWN if trial.left_s is None else duration(trial.left_s),
             )
             for trial in sorted(progress.trials.values(), key=lambda trial: trial.number)
         ),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.plan import PlanResult
 from autotune.errors import RequestError
 from autotune.records import load_json
 from autotune.search.outcome import Recommendation
-from autotune.trial.record import Kind, TrialRecord
+from autotune.trial.record import TrialRecord
+from autotune.trial.survey.launch import read_report
+from autotune.trial.survey.report import SurveyReport
 from autotune.workload.workload import Workload
 
 
@@ -24,7 +25,9 @@ class RunView:
     workload: Workload
     plan: PlanResult | None
     trials: tuple[TrialRecord, ...]
-    """With the kind that the recommendation gives them: the launch of a survey is ``switched``."""
+    """The launch of a survey is of kind ``switched``."""
+    survey: SurveyReport | None = None
+    """What the survey launch found; None where there was none or it ended before its predictions."""
 
     @property
     def launches(self) -> tuple[TrialRecord, ...]:
@@ -59,13 +62,14 @@ def read_run(folder: Path) -> RunView:
             "RUN", str(folder), "this run has no recommendation yet", "finish it: `autotune run ... --out DIR --resume`"
         )
     recommendation = load_json(folder / "recommendation.json", Recommendation)
-    kinds = {row.number: row.kind for row in recommendation.trials}
-    trials = [load_json(path, TrialRecord) for path in sorted(folder.glob("trials/*/record.json"))]
+    records = sorted(folder.glob("trials/*/record.json"))
+    trials = [load_json(path, TrialRecord) for path in records]
+    surveys = [report for path in records if (report := read_report(path.parent)) is not None]
     return RunView(
         folder=folder,
         recommendation=recommendation,
         workload=load_json(folder / "workload.json", Workload),
         plan=load_json(plan, PlanResult) if (plan := folder / "candidates.json").is_file() else None,
-        # A rank's record cannot know that its launch was a survey; the recommendation does.
-        trials=tuple(replace(trial, kind=cast(Kind, kinds.get(trial.number, trial.kind))) for trial in trials),
+        trials=tuple(trials),
+        survey=surveys[-1] if surveys else None,
     )

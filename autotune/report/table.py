@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Row = tuple[str, ...]
+NOTHING = "nothing"
+"""Stands where a saving would, and is none."""
 LONGEST = 30
 """A longer text is a sentence, not a figure, whatever it begins with."""
 
@@ -17,6 +19,8 @@ class Table:
     note: str
     columns: Row
     rows: tuple[Row, ...]
+    narrow: Row = ()
+    """Columns that a narrow terminal shows; the first three and the last where none is named."""
 
     @property
     def used_columns(self) -> tuple[int, ...]:
@@ -25,4 +29,6 @@ class Table:
 
     def is_figure(self, index: int) -> bool:
         """Whether a column holds figures, which stand to the right."""
-        return bool(self.rows) and all(row[index][:1] in "+-<>0123456789" and len(row[index]) <= LONGEST for row in self.rows)
+        return bool(self.rows) and all(
+            row[index] == NOTHING or (row[index][:1] in "+-<>0123456789" and len(row[index]) <= LONGEST) for row in self.rows
+        )

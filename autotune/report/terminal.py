@@ -13,6 +13,7 @@ from autotune.report.plot import legend, points
 from autotune.report.run_view import RunView
 from autotune.report.scatter import Point, draw
 from autotune.report.table import Table
+from autotune.report.text import Scale
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from autotune.workload.catalog import CatalogEntry
 
 NARROW = 90
-"""Below this many columns a table keeps its first columns and its last one."""
+"""Below this many columns a table keeps the columns that it names for that."""
 BEST = 8
 """Rows of a table before it refers to report.md."""
 BOX_WIDTH = 110
@@ -43,7 +44,8 @@ def print_result(view: RunView, facts: Facts) -> None:
     out = console()
     patch = tuple(f"cfg.model.{name} = {literal}" for name, literal in facts.patch)
     print_box(out, (facts.headline, facts.verdict), facts.answer, patch)
-    print_plot(out, points(view.recommendation), view.recommendation.mem_target_bytes / 1e9)
+    scale = Scale.of(view.recommendation.mem_target_bytes)
+    print_plot(out, points(view.recommendation, scale), scale, view.recommendation.mem_target_bytes)
     for warning in facts.warnings:
         out.print(Text(f"warning: {warning}", style="yellow"))
     for table in facts.tables:
@@ -74,17 +76,17 @@ def print_box(out: Console, heading: tuple[str, str], lines: Sequence[tuple[str,
     out.print(Panel(Group(*parts), box=box.SQUARE, title="autotune", title_align="left", width=min(out.width, BOX_WIDTH)))
 
 
-def print_plot(out: Console, found: Sequence[Point], limit_gb: float | None) -> None:
+def print_plot(out: Console, found: Sequence[Point], scale: Scale, limit_bytes: int | None) -> None:
     """Peak memory against replay time, with the limit; nothing where there is no point."""
     from rich.text import Text
 
     lines = draw(
         found,
-        y_line=limit_gb,
+        y_line=None if limit_bytes is None else limit_bytes / scale.factor,
         width=min(out.width, 100),
         height=12,
         x_title="replay, ms a step",
-        y_title=f"peak in GB against replay time ({legend(found)})",
+        y_title=f"peak in {scale.unit} against replay time ({legend(found)})",
         line_name="limit",
     )
     if lines:
@@ -103,7 +105,8 @@ def print_table(out: Console, table: Table, *, rest: Path | None = None, most: i
         return
     shown = table.used_columns
     if out.width < NARROW and len(shown) > 4:
-        shown = (*shown[:3], shown[-1])
+        named = tuple(index for index in shown if table.columns[index] in table.narrow)
+        shown = named or (*shown[:3], shown[-1])
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for index in shown:
         grid.add_column(table.columns[index], overflow="fold", justify="right" if table.is_figure(index) else "left")

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.boundary.boundary import Boundary
 from autotune.units import format_gb, format_gb_and_gib
 
 UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The unit of a memory axis."""
+
+    unit: str
+    factor: float
+
+    @classmethod
+    def of(cls, size_bytes: float) -> Scale:
+        """GB from one GB on, MB below."""
+        return cls(unit="GB", factor=1e9) if size_bytes >= 1e9 else cls(unit="MB", factor=1e6)
 
 
 def size(size_bytes: float | None) -> str:
@@ -36,6 +50,11 @@ def percent(share: float | None, *, signed: bool = False) -> str:
     return UNKNOWN if share is None else f"{share * 100:{'+' if signed else ''}.1f} %"
 
 
+def off(seen_bytes: int, predicted_bytes: int | None) -> str:
+    """``+0.10 %``: how far a trial is from a prediction, as a share of the prediction."""
+    return UNKNOWN if predicted_bytes is None else f"{100 * (seen_bytes / predicted_bytes - 1):+.2f} %"
+
+
 def probability(value: float | None) -> str:
     """A probability as a whole percentage that never claims certainty: ``< 1 %``, ``37 %``, ``> 99 %``."""
     if value is None:
@@ -58,6 +77,11 @@ def boundary_name(boundary: Boundary) -> str:
         layers = "layer" if boundary.num_layers == 1 else "layers"
         return f"full, {boundary.method}, {boundary.num_layers} {layers}"
     return " + ".join(boundary.modules) or "[] (control)"
+
+
+def setting_name(fields: Mapping[str, Any]) -> str:
+    """A setting as JSON holds it, by the name that people see."""
+    return boundary_name(boundary_of(fields))
 
 
 def python_fields(boundary: Boundary) -> tuple[tuple[str, str], ...]:

@@ -133,6 +133,8 @@ class Recommendation:
     breakpoints: tuple[Breakpoint, ...] = ()
     wall: Any = None
     remedies: tuple[Any, ...] = ()
+    calibration: Any = None
+    """Offsets of the ledger by phase and the device's limits, as the trials teach them; None where nothing is predicted."""
     claims: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     trials: tuple[TrialSummary, ...] = ()

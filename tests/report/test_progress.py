@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from autotune.cli.main import main
 from autotune.errors import RequestError
 from autotune.records import dump_json
 from autotune.report.live import live_view
-from autotune.report.progress import RunProgress, headline, is_running, progress_table, state_lines
+from autotune.report.progress import RunProgress, duration, headline, is_running, progress_table, state_lines
 from autotune.trial.lines import LineWriter
 from autotune.trial.record import Failure, RankRecord, TrialRecord
 
@@ -64,6 +65,37 @@ def test_a_trial_is_followed_line_by_line(run: Path) -> None:
     row = dict(zip(progress_table(progress).columns, progress_table(progress).rows[0], strict=True))
     assert (row["step"], row["peak"], row["of the limit"]) == ("1 of 4", "27.000 MB", "90.0 %")
     assert "0 ended, 1 running" in headline(progress)
+
+
+def test_a_survey_is_named_as_what_it_is(run: Path) -> None:
+    """It runs under one setting and measures many: shown by that setting's name it would look like a wrong answer."""
+    begin(run, 0, Boundary.full("uniform", 1))
+    (run / "trials" / "000" / "spec.json").write_text(json.dumps({"steps": 29, "survey": {"labels": ["mlp"]}}))
+    progress = RunProgress(run)
+    progress.update()
+    assert progress.trials[0].setting == "survey, under full, uniform, 1 layer"
+
+
+def test_headline_says_what_is_waited_for_and_for_how_long(run: Path) -> None:
+    progress = RunProgress(run, since_t=time.time() - 75)
+    assert re.search(r"0 running; 1 min 1[5-7] s; starting the ranks$", headline(progress))
+    begin(run, 0, Boundary.selective())
+    progress.update()
+    assert "starting" not in headline(progress)
+    assert "min" not in headline(RunProgress(run)), "another process does not know when it began"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min 00 s"), (7384, "2 h 03 min")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_narrow_terminal_still_shows_step_and_time_left(run: Path) -> None:
+    first, _ = begin(run, 0, Boundary.selective(["mlp"]))
+    first.write("iteration", step=1, step_ms=5_000.0, phases={"forward": 20_000_000})
+    progress = RunProgress(run)
+    progress.update()
+    assert re.search(r"step 1 of 4, 1[45] s left", show(progress, 80))
 
 
 def test_a_record_ends_a_trial(run: Path) -> None:
