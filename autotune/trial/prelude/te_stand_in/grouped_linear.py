@@ -6,7 +6,6 @@ the input (views of it) and the weights; all outputs are rows of one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,45 +56,13 @@ class _GroupedLinear(torch.autograd.Function):
 class GroupedLinear(BaseModule):
     """Stands for ``transformer_engine.pytorch.GroupedLinear``."""
 
-    def __init__(
-        self,
-        num_gemms: int,
-        in_features: int,
-        out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        params_dtype: torch.dtype | None = None,
-        parallel_mode: str | None = None,
-        device: torch.device | str = "cuda",
-        delay_wgrad_compute: bool = False,
-        save_original_input: bool = False,
-        single_grouped_weight: bool = False,
-        single_grouped_bias: bool = False,
-        **_: Any,
-    ) -> None:
-        super().__init__(tp_group, tp_size, sequence_parallel, parallel_mode, get_rng_state_tracker, rng_tracker_name)
-        self.refuse(
-            delay_wgrad_compute=delay_wgrad_compute,
-            single_grouped_weight=single_grouped_weight,
-            single_grouped_bias=single_grouped_bias,
-        )
-        row, column = parallel_mode == "row", parallel_mode == "column"
+    def __init__(self, num_gemms: int, in_features: int, out_features: int, **arguments: Any) -> None:
+        super().__init__(in_features, out_features, **arguments)
         self.num_gemms = num_gemms
-        self.in_features, self.out_features = in_features // (tp_size if row else 1), out_features // (tp_size if column else 1)
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.fuse_wgrad_accumulation, self.save_original_input = fuse_wgrad_accumulation, save_original_input
         for index in range(num_gemms):
-            shape = (self.out_features, self.in_features)
-            setattr(self, f"weight{index}", self.make_weight(shape, params_dtype, device, init_method, 1 if row else 0))
-            if bias:
-                setattr(self, f"bias{index}", self.make_bias(self.out_features, params_dtype, device))
+            setattr(self, f"weight{index}", self.make_weight())
+            if self.use_bias:
+                setattr(self, f"bias{index}", self.make_bias())
 
     def forward(self, inp: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Any:
         """``[tokens, in] -> [tokens, out]``; ``m_splits`` are the tokens of each expert."""

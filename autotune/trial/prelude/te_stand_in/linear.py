@@ -8,7 +8,6 @@ inverse deviation, and the weight. Weight gradients go straight into ``main_grad
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -108,34 +107,9 @@ class _LayerNormLinear(torch.autograd.Function):
 class Linear(BaseModule):
     """Stands for ``transformer_engine.pytorch.Linear`` (bf16 and fp32; no FP8, no user buffers)."""
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        params_dtype: torch.dtype | None = None,
-        parallel_mode: str | None = None,
-        device: torch.device | str = "cuda",
-        delay_wgrad_compute: bool = False,
-        save_original_input: bool = False,
-        **other: Any,
-    ) -> None:
-        super().__init__(tp_group, tp_size, sequence_parallel, parallel_mode, get_rng_state_tracker, rng_tracker_name)
-        self.refuse(delay_wgrad_compute=delay_wgrad_compute, **{k: v for k, v in other.items() if k.startswith("ub_overlap")})
-        column, row = parallel_mode == "column", parallel_mode == "row"
-        self.in_features, self.out_features = in_features // (tp_size if row else 1), out_features // (tp_size if column else 1)
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.fuse_wgrad_accumulation, self.save_original_input = fuse_wgrad_accumulation, save_original_input
-        self.weight = self.make_weight((self.out_features, self.in_features), params_dtype, device, init_method, 1 if row else 0)
-        self.bias = self.make_bias(self.out_features, params_dtype, device) if bias else None
+    def __init__(self, in_features: int, out_features: int, **arguments: Any) -> None:
+        super().__init__(in_features, out_features, **arguments)
+        self.weight, self.bias = self.make_weight(), self.make_bias()
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, fp8_output: bool = False) -> Any:
         """``[s, b, in] -> [s', b, out]``, with the bias beside it where it is returned."""
@@ -154,41 +128,23 @@ class LayerNormLinear(BaseModule):
         in_features: int,
         out_features: int,
         eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        rng_tracker_name: str | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
         normalization: str = "LayerNorm",
-        return_bias: bool = False,
-        params_dtype: torch.dtype | None = None,
-        parallel_mode: str | None = None,
         return_layernorm_output: bool = False,
         zero_centered_gamma: bool = False,
-        device: torch.device | str = "cuda",
-        delay_wgrad_compute: bool = False,
-        **other: Any,
+        **arguments: Any,
     ) -> None:
-        super().__init__(tp_group, tp_size, sequence_parallel, parallel_mode, get_rng_state_tracker, rng_tracker_name)
-        self.refuse(delay_wgrad_compute=delay_wgrad_compute, **{k: v for k, v in other.items() if k.startswith("ub_overlap")})
-        self.in_features, self.out_features = in_features, out_features // (tp_size if parallel_mode == "column" else 1)
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.fuse_wgrad_accumulation, self.return_layernorm_output = fuse_wgrad_accumulation, return_layernorm_output
+        super().__init__(in_features, out_features, **arguments)
         self.eps, self.zero_centered_gamma, self.normalization = eps, zero_centered_gamma, normalization
-        self.save_original_input = False
-        fill = torch.zeros if zero_centered_gamma else torch.ones
-        self.layer_norm_weight = torch.nn.Parameter(fill(in_features, dtype=params_dtype, device=device))
+        self.return_layernorm_output = return_layernorm_output
+        gain = self._empty(in_features).fill_(0.0 if zero_centered_gamma else 1.0)
+        self.layer_norm_weight = torch.nn.Parameter(gain)
         self.layer_norm_bias: torch.nn.Parameter | None = None
         if normalization == "LayerNorm":
-            self.layer_norm_bias = torch.nn.Parameter(torch.zeros(in_features, dtype=params_dtype, device=device))
+            self.layer_norm_bias = torch.nn.Parameter(self._empty(in_features).zero_())
         for norm in (self.layer_norm_weight, self.layer_norm_bias):
             if norm is not None:
-                norm.sequence_parallel = sequence_parallel
-        self.weight = self.make_weight((self.out_features, in_features), params_dtype, device, init_method, 0)
-        self.bias = self.make_bias(self.out_features, params_dtype, device) if bias else None
+                norm.sequence_parallel = self.sequence_parallel
+        self.weight, self.bias = self.make_weight(), self.make_bias()
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, fp8_output: bool = False) -> Any:
         """``[s, b, in] -> [s', b, out]`` of the norm of the input; then norm output and bias where asked for."""
