@@ -38,6 +38,15 @@ def test_a_price_is_the_sum_of_the_regions_a_setting_replays(timeline: Timeline)
     assert prices.price(Boundary.full("block", 1)).replay_ms == 4 * 10.0
 
 
+def test_each_checkpoint_call_adds_its_own_work(timeline: Timeline) -> None:
+    prices = PriceList(timeline, [times(timeline, {"layer": 10.0, "a": 3.0, "b": 2.0})], units_total=4, own_ms={"C": 0.5})
+    assert prices.price(Boundary.selective()).replay_ms == 0
+    assert prices.price(Boundary.selective(["a"])).replay_ms == 4 * 2 * 3.5
+    assert prices.price(Boundary.full("uniform", 1)).replay_ms == 4 * 2 * 10.5
+    assert prices.price(Boundary.full("uniform", 2)).replay_ms == 4 * (2 * 10.0 + 0.5), "both layers are one call"
+    assert prices.price(Boundary.full("block", 1)).replay_ms == 4 * 10.5
+
+
 def test_one_slow_sample_does_not_move_a_price(timeline: Timeline) -> None:
     ms = {"layer": 10.0, "a": 3.0, "b": 2.0}
     samples = [times(timeline, ms), times(timeline, ms), times(timeline, ms, 50.0)]

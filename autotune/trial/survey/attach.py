@@ -6,6 +6,7 @@ Before every step rank 0 says what the step is, over a CPU process group, so all
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from autotune.trial.survey.choose import all_settings, choose, join
 from autotune.trial.survey.freeze import Freezer
 from autotune.trial.survey.guards import closing_balance, largest_difference
 from autotune.trial.survey.normalise import normalise
+from autotune.trial.survey.own_work import checkpoint_own_ms
 from autotune.trial.survey.phase_peaks import Predictor
 from autotune.trial.survey.plan import SurveyPlan, require_surveyable
 from autotune.trial.survey.prices import PriceList
@@ -25,6 +27,7 @@ from autotune.trial.survey.recorder import Mode, Recorder
 from autotune.trial.survey.report import Guard, SurveyReport, SwitchedSetting
 from autotune.trial.survey.summary import summarise
 from autotune.trial.survey.switch import Switch, blocks_of
+from autotune.trial.survey.timeline import Kind
 from autotune.trial.survey.trace import Trace
 
 
@@ -67,6 +70,7 @@ class Conductor:
         self._interleaved: dict[Boundary, list[tuple[float, float]]] = defaultdict(list)
         self._report: SurveyReport | None = None
         self._notes: tuple[str, ...] = ()
+        self._own_ms: dict[Kind, float] = {}
 
     # The trial's events
 
@@ -87,6 +91,8 @@ class Conductor:
 
         self._optimizer = optimizer
         self._configs = [block.config for block in blocks_of(chunks)]
+        if self._session.counter is not None:
+            self._own_ms = checkpoint_own_ms()
         self._switch.install(chunks)
         self._switch.set(self._base)
         self._group = torch.distributed.new_group(backend="gloo")
@@ -136,16 +142,11 @@ class Conductor:
     def _new_recorder(self, kind: str) -> Recorder:
         mode: Mode = "bytes" if kind == "bytes" else "times"
         staged = self._session.spec.workload.parallel.pipeline_model_parallel_size > 1
-        counter = self._session.counter
-
-        def on_device(storage: Any) -> bool:
-            return bool(counter.is_counted(storage.data_ptr())) if counter is not None else storage.device.type == "cuda"
-
         return Recorder(
             self._session.probe,
             self._base,
             mode,
-            on_device=on_device,
+            counter=self._session.counter,
             unit_limit=2**31 if staged else self._plan.recorded_units,
             shares_storage=self._switch.shares_storage,
         )
@@ -157,7 +158,7 @@ class Conductor:
         self._recorders = []
         trace = by_bytes.trace(self._session.rank)
         timeline = normalise(trace)
-        prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total)
+        prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total, self._own_ms)
         layers = max((len(timeline.layers_of_unit(unit)) for unit in {r.unit for r in timeline.regions}), default=0)
         found = self._gather((timeline.labels, layers, sorted(self._switch.unknown)))
         labels = tuple(sorted({label for rank_labels, _, _ in found for label in rank_labels}))
@@ -230,7 +231,10 @@ class Conductor:
             self._write()
             if not self._queue:
                 fitting = [s.boundary for s in self._report.switched if self._fits(s.peak_bytes)]
-                self._queue = [("interleaved", b) for _ in range(self._plan.interleaved_rounds) for b in (self._base, *fitting)]
+                # In another order each round, the same on all ranks: what ran before a step shows in its time.
+                orders = (random.Random(number) for number in range(self._plan.interleaved_rounds))
+                settings = [self._base, *fitting]
+                self._queue = [("interleaved", b) for order in orders for b in order.sample(settings, len(settings))]
 
     def _fits(self, peak_bytes: int) -> bool:
         return self._plan.limit_bytes is None or peak_bytes <= self._plan.limit_bytes

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.boundary.boundary import Boundary
-from autotune.trial.survey.timeline import Timeline
+from autotune.trial.survey.call_sites import MTP_LAYER
+from autotune.trial.survey.timeline import Kind, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,18 @@ class PriceList:
         timeline: Of the surveyed step.
         samples_ms: Forward times by region, one list a timed step.
         units_total: Forward passes of a step, of which the timeline may hold only the first.
+        own_ms: What a checkpoint call costs beside its replay, by kind (``own_work.py``).
     """
 
-    def __init__(self, timeline: Timeline, samples_ms: Sequence[Sequence[float | None]], units_total: int) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        samples_ms: Sequence[Sequence[float | None]],
+        units_total: int,
+        own_ms: Mapping[Kind, float] | None = None,
+    ) -> None:
         self._timeline = timeline
+        self._own_ms = own_ms or {}
         recorded = len({region.unit for region in timeline.regions}) or 1
         self._scale = units_total / recorded
         kinds = _kinds(timeline)
@@ -55,8 +64,19 @@ class PriceList:
         for region in _replayed(self._timeline, boundary):
             counts[self._kinds[region]] += 1
         total = sum(count * self._median.get(kind, 0.0) for kind, count in counts.items())
+        total += sum(count * self._own_ms.get(kind, 0.0) for kind, count in _calls(self._timeline, boundary).items())
         error = math.sqrt(sum((count * self._error.get(kind, 0.0)) ** 2 for kind, count in counts.items()))
         return Price(replay_ms=self._scale * total, standard_error_ms=self._scale * error)
+
+
+def _calls(timeline: Timeline, boundary: Boundary) -> Counter[Kind]:
+    """Checkpoint calls of a setting by kind; a chunk of layers is one."""
+    replayed = _replayed(timeline, boundary)
+    if boundary.method != "uniform":
+        return Counter(timeline.regions[region].kind for region in replayed)
+    size = boundary.num_layers or 1
+    chunks = sum(-(-len(timeline.layers_of_unit(unit)) // size) for unit in {region.unit for region in timeline.regions})
+    return Counter({"C": chunks + sum(timeline.regions[region].label == MTP_LAYER for region in replayed)})
 
 
 def _replayed(timeline: Timeline, boundary: Boundary) -> list[int]:
@@ -67,7 +87,7 @@ def _replayed(timeline: Timeline, boundary: Boundary) -> list[int]:
         layers = timeline.layers_of_unit(unit)
         found += layers[: boundary.num_layers] if boundary.method == "block" else layers
         if boundary.method == "uniform":
-            found += [n for n, r in enumerate(timeline.regions) if r.unit == unit and r.label == "mtp_layer"]
+            found += [n for n, r in enumerate(timeline.regions) if r.unit == unit and r.label == MTP_LAYER]
     return found
 
 

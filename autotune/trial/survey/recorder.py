@@ -25,24 +25,28 @@ Mode = Literal["bytes", "times"]
 
 
 class Counters:
-    """The allocator's counters by one call, cheaper than torch.cuda's wrappers on a GPU."""
+    """The allocator's counters, asked without torch.cuda's wrappers: there is an event for every tensor of every region.
 
-    def __init__(self) -> None:
-        cuda: Any = torch.cuda
-        if torch.cuda.is_available():
-            device, raw = torch.cuda.current_device(), torch._C._cuda_memoryStats
+    Args:
+        counter: The counting allocator on a CPU, else None.
+    """
 
-            def read() -> tuple[int, int, int]:
-                stats = raw(device)
-                allocated = stats["allocated_bytes"]["all"]
-                return allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["peak"]
-        else:
+    def __init__(self, counter: Any) -> None:
+        self.read: Callable[[], tuple[int, int, int]]
+        """Allocated now, highest allocated and highest reserved since the last reset, in bytes."""
+        self.reset: Callable[[], Any]
+        if counter is not None:
+            current, peak = counter.current_bytes, counter.peak_bytes
+            self.read, self.reset = lambda: (current(), peak(), 0), counter.reset_peak
+            return
+        device, raw = torch.cuda.current_device(), torch._C._cuda_memoryStats
 
-            def read() -> tuple[int, int, int]:
-                return cuda.memory_allocated(), cuda.max_memory_allocated(), cuda.max_memory_reserved()
+        def read() -> tuple[int, int, int]:
+            stats = raw(device)
+            allocated = stats["allocated_bytes"]["all"]
+            return allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["peak"]
 
-        self.read: Callable[[], tuple[int, int, int]] = read
-        self.reset: Callable[[], None] = cuda.reset_peak_memory_stats
+        self.read, self.reset = read, torch.cuda.reset_peak_memory_stats
 
 
 class Recorder:
@@ -52,18 +56,16 @@ class Recorder:
         probe: The rank's probe; it keeps its own peaks through the survey.
         base: The setting that the process really has.
         mode: ``bytes`` records everything, ``times`` only how long each region's forward takes.
-        on_device: Whether a storage counts as device memory.
+        counter: The counting allocator on a CPU, else None.
         unit_limit: Forward passes to record; the later ones run plainly.
         shares_storage: As ``Timeline.restore_shares_storage``.
     """
 
-    def __init__(
-        self, probe: Any, base: Boundary, mode: Mode, *, on_device: Callable[[Any], bool], unit_limit: int, shares_storage: bool
-    ) -> None:
+    def __init__(self, probe: Any, base: Boundary, mode: Mode, *, counter: Any, unit_limit: int, shares_storage: bool) -> None:
         self._probe, self._base, self._mode = probe, base, mode
         self._bytes = mode == "bytes"
-        self._counters = Counters()
-        self._storages = Storages(on_device)
+        self._counters = Counters(counter)
+        self._storages = Storages(lambda storage: _on_device(storage, counter))
         self._unit_limit = unit_limit
         self._shares_storage = shares_storage
         self._events: list[Event] = []
@@ -78,6 +80,7 @@ class Recorder:
         self._ignore_saved = False
         self._high = 0
         self._layer_modules: dict[int, list[Any]] = {}
+        self._retaining: dict[int, set[int]] = {}
         self._peaks: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._timers: list[tuple[int, Any, Any]] = []
 
@@ -137,9 +140,6 @@ class Recorder:
             self._unit_of_output[id(output)] = unit
         if self._bytes and unit < self._unit_limit:
             self._prune(first)
-            if self._is_model_unit(unit):
-                own = [modules for region, modules in self._layer_modules.items() if self.regions[region].unit == unit]
-                self._find_retaining([module for modules in own for module in modules])
         self._event(t.UNIT_OUT)
         self._unit = -1
 
@@ -154,7 +154,7 @@ class Recorder:
             yield
         self._event(t.BACKWARD_OUT)
         if self._bytes and 0 <= unit < self._unit_limit:
-            self._same_as_first(unit)
+            self._mark_retaining(unit)
             self._find_persistent(unit)
         self._unit = -1
 
@@ -171,7 +171,7 @@ class Recorder:
             yield
 
     def _pack(self, tensor: Any) -> Any:
-        if not self._ignore_saved and not isinstance(tensor, torch.nn.Parameter):
+        if not self._ignore_saved and not issubclass(type(tensor), torch.nn.Parameter):  # isinstance asks a metaclass.
             number = self._storages.number(tensor)
             if number is not None:
                 region = self._stack[-1] if self._stack else -1
@@ -190,20 +190,23 @@ class Recorder:
                 seen.update(region.inputs, region.outputs, region.replayed_outputs)
         self._persistent |= {s for s in seen - kept_by_graph if not self._storages.expired(s)}
 
-    def _is_model_unit(self, unit: int) -> bool:
-        """Whether a unit is the first of its model chunk: what a module keeps is the same in every micro batch."""
-        return self._units.index(self._units[unit]) == unit
+    def _mark_retaining(self, unit: int) -> None:
+        """Mark the regions whose graph a module keeps: looked for once a model chunk, after the first of its backward passes.
 
-    def _same_as_first(self, unit: int) -> None:
-        first = self._units.index(self._units[unit])
-        if first != unit:
-            model = [region for region in self.regions if region.unit == first]
-            for region, like in zip((region for region in self.regions if region.unit == unit), model, strict=False):
-                region.retains = like.retains
+        A graph keeps its nodes after backward. It may be that of a later unit, whose forward has run: a region's place in
+        its unit tells which one it is in any other.
+        """
+        chunk = self._units[unit]
+        if chunk not in self._retaining:
+            own = [modules for region, modules in self._layer_modules.items() if self.regions[region].unit == unit]
+            graphs = kept_graphs(dict.fromkeys(module for modules in own for module in modules))
+            found = retaining_regions(graphs, lambda region: self.regions[region].label == LAYER)
+            self._retaining[chunk] = {self._members(self.regions[region].unit).index(region) for region in found}
+        for place, region in enumerate(self._members(unit)):
+            self.regions[region].retains = place in self._retaining[chunk]
 
-    def _find_retaining(self, modules: list[Any]) -> None:
-        for region in retaining_regions(kept_graphs(modules), lambda region: self.regions[region].label == LAYER):
-            self.regions[region].retains = True
+    def _members(self, unit: int) -> list[int]:
+        return [number for number, region in enumerate(self.regions) if region.unit == unit]
 
     # Regions
 
@@ -256,22 +259,14 @@ class Recorder:
             self._timers.append((region, begun, self._clock()))
             self._stack, self._unit = outer_stack, outer_unit
             if self._bytes:
-                self.regions[region].replayed_outputs = self._numbers(result)
-                self._mark_outputs(region, result)
+                outputs = tensors_in(result)
+                self.regions[region].replayed_outputs = self._numbers(outputs)
+                self._mark_outputs(region, outputs)
                 self._prune(first)
-                if self._is_model_unit(self.regions[region].unit):
-                    self._find_retaining(self._modules_around(region))
             self._event(REPLAY_OUT, region)
             return result
 
         return run
-
-    def _modules_around(self, region: int) -> list[Any]:
-        while region >= 0:
-            if region in self._layer_modules:
-                return self._layer_modules[region]
-            region = self.regions[region].parent
-        return []
 
     def layer(self, module: Any, forward: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """A whole layer's forward. Inside a checkpoint of layers it is part of that region."""
@@ -296,10 +291,11 @@ class Recorder:
         self.regions.append(TracedRegion(label=label, kind=kind, real=real, parent=parent, unit=self._unit))
         if not self._bytes:
             return region, arguments
-        tensors = list(tensors_in(arguments))
+        tensors = tensors_in(arguments)
         needing = [tensor for tensor in tensors if tensor.requires_grad]
         entry = self.regions[region]
-        entry.inputs, entry.gradient_inputs, entry.gradients = self._numbers(tensors), self._numbers(needing), len(needing)
+        entry.inputs, entry.gradients = self._numbers(tensors), len(needing)
+        entry.gradient_inputs = entry.inputs if len(needing) == len(tensors) else self._numbers(needing)
         if not needing:
             return region, arguments
         if len(needing) == 1 and parent >= 0 and self.regions[parent].label == LAYER:  # A branch of the residual stream.
@@ -324,8 +320,9 @@ class Recorder:
     def _leave(self, region: int, result: Any) -> None:
         if not self._bytes:
             return
-        self.regions[region].outputs = self._numbers(result)
-        self._mark_outputs(region, result)
+        outputs = tensors_in(result)
+        self.regions[region].outputs = self._numbers(outputs)
+        self._mark_outputs(region, outputs)
         started: list[bool] = []
 
         def start(_: Any) -> None:
@@ -333,19 +330,20 @@ class Recorder:
                 started.append(True)
                 self._event(t.BACKWARD_START, region)
 
-        for tensor in tensors_in(result):
+        for tensor in outputs:
             if tensor.grad_fn is not None:
                 # After the tensor's own hooks (a restore may hang on it), before the node's backward.
                 tensor.grad_fn.register_prehook(start)
 
-    def _mark_outputs(self, region: int, result: Any) -> None:
-        for tensor in tensors_in(result):
+    def _mark_outputs(self, region: int, outputs: list[Any]) -> None:
+        for tensor in outputs:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.metadata.setdefault(OUTPUT_MARK, []).append(region)
 
-    def _numbers(self, values: Any) -> tuple[int, ...]:
-        numbers = (self._storages.number(tensor) for tensor in tensors_in(values))
-        return tuple(dict.fromkeys(number for number in numbers if number is not None))
+    def _numbers(self, tensors: list[Any]) -> tuple[int, ...]:
+        numbers = dict.fromkeys(map(self._storages.number, tensors))
+        numbers.pop(None, None)
+        return tuple(numbers)  # type: ignore[arg-type]  # None is gone
 
     # Results
 
@@ -387,3 +385,7 @@ class Recorder:
     def units_total(self) -> int:
         """Forward passes of the step, recorded or not."""
         return len(self._units)
+
+
+def _on_device(storage: Any, counter: Any) -> bool:
+    return bool(counter.is_counted(storage.data_ptr())) if counter is not None else bool(storage.device.type == "cuda")

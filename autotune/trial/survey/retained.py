@@ -20,16 +20,22 @@ def kept_graphs(modules: Iterable[Any]) -> Iterator[Any]:
 
     for module in modules:
         for part in module.modules():
-            holders = [part]
-            holders += [
-                value
-                for name, value in vars(part).items()
-                if type(value).__module__.startswith("megatron.") and not isinstance(value, torch.nn.Module) and name != "config"
-            ]
-            for holder in holders:
+            helpers = [value for name, value in vars(part).items() if _is_helper(type(value)) and name != "config"]
+            for holder in (part, *helpers):
                 for value in getattr(holder, "__dict__", {}).values():
                     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                         yield value.grad_fn
+
+
+_helpers: dict[type, bool] = {}
+
+
+def _is_helper(kind: type) -> bool:
+    import torch
+
+    if kind not in _helpers:
+        _helpers[kind] = kind.__module__.startswith("megatron.") and not issubclass(kind, torch.nn.Module)
+    return _helpers[kind]
 
 
 def retaining_regions(roots: Iterable[Any], is_outermost: Any) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,16 +49,19 @@ class Storages:
         return bool(self._references[number].expired())
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
+def tensors_in(value: Any) -> list[Any]:
     """Every tensor in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+    found: list[Any] = []
+    open_values = [value]
+    while open_values:
+        value = open_values.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            open_values.extend(reversed(value.values()))
+        elif isinstance(value, (tuple, list)):
+            open_values.extend(reversed(value))
+    return found
 
 
 def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -67,8 +70,7 @@ def map_tensors(value: Any, function: Callable[[Any], Any]) -> Any:
         return function(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, function) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(map_tensors(item, function) for item in value)
+    if isinstance(value, (tuple, list)):
+        items = [map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
