@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from autotune.cluster.drive import Source, TuneDriver
 from autotune.cluster.group import Resources, SlotGroup, room_for
 from autotune.cluster.head_watch import HeadWatch
 from autotune.cluster.trackers import check_trackers, tracker_callbacks
-from autotune.errors import StoppedError
+from autotune.errors import RequestError, StoppedError
+from autotune.trial.allocator_setting import after_fragmentation, lacking
 from autotune.trial.attend import Limits
 from autotune.trial.backends.base import OnProgress, TrialRequest
 from autotune.trial.record import Kind, TrialRecord
@@ -28,8 +29,6 @@ LIMITS: Mapping[Backend, Limits] = {
     # Imports, NCCL's start, compilation and graph capture of a large model take minutes on a cold file system.
     "gpu": Limits(wall_s=3600.0, silent_s=1200.0, silent_step_s=180.0),
 }
-ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"}
-"""What a repeat after fragmentation runs with; the second is the companion that CUDA graphs need under the first."""
 MOST_GROUPS = 4
 """Trials side by side, at most: more would guess ahead of what their results would have shown."""
 
@@ -80,12 +79,15 @@ class ClusterBackend:
         self.name: str = backend
         self.to_the_bit = backend == "cpu"
         self._backend: Backend = backend
-        self._workload, self._seed, self._address, self._loop = workload, seed, address, loop
+        # A GPU trial is the recipe as Bridge runs it: a node without Bridge is refused, not trained by other means.
+        self._loop: Loop | None = loop or ("bridge" if backend == "gpu" else None)
+        self._workload, self._seed, self._address = workload, seed, address
         self._program = program
         self._bundle = bundle or BUNDLES[backend]
         self._limits = limits or LIMITS[backend]
         self._place_s, self._warm_s, self._on_note = place_s, warm_s, on_note
         self._world = workload.parallel.world_size
+        self._lacking = lacking(workload) if backend == "gpu" else {}
         self._groups: list[SlotGroup] = []
         self._connected = False
 
@@ -105,6 +107,9 @@ class ClusterBackend:
         # One CPU a slot: on our own cluster they are declared, whatever the machine has.
         connect(self._address, local_cpus=self._world)
         self._connected = True
+        if self._lacking:
+            named = ", ".join(f"{name}={value}" for name, value in self._lacking.items())
+            self._on_note(f"set in every trial, and needed in the job too: {named} (graphs are captured, segments expandable)")
         self._groups.append(self._make_group())
         if is_own(self._address):
             return
@@ -172,12 +177,16 @@ class ClusterBackend:
             self._connected = False
 
     def _environment(self, request: TrialRequest) -> dict[str, str]:
-        return dict(ALLOCATOR) if request.repeat_reason == "allocator" else {}
+        repeat = after_fragmentation(self._workload) if request.repeat_reason == "allocator" else {}
+        return {**self._lacking, **repeat}
 
     def _make_group(self, place_s: float | None = None) -> SlotGroup:
         group = SlotGroup(self._world, self._bundle, timeout_s=self._place_s if place_s is None else place_s)
         try:
-            warm = group.warm(self._backend, self._loop, self._workload.env_vars, self._program, timeout_s=self._warm_s)
+            variables = {**self._workload.env_vars, **self._lacking}
+            warm = group.warm(self._backend, self._loop, variables, self._program, timeout_s=self._warm_s)
+            if self._backend == "gpu":
+                refuse_other_bridge(self._workload, {slot.revisions.get("megatron_bridge") for slot in warm})
         except BaseException:
             group.close()
             raise
@@ -186,6 +195,26 @@ class ClusterBackend:
         how = f"ready after {max(slot.seconds for slot in warm):.1f} s"
         self._on_note(f"{where}, {how}" if cold is None else f"{where}; each trial starts cold processes: {cold}")
         return group
+
+
+def refuse_other_bridge(workload: Workload, installed: Collection[str | None]) -> None:
+    """Refuse settings that were read from another Bridge than the nodes': a snapshot that is stale there, say.
+
+    Args:
+        workload: What is about to be trained.
+        installed: Versions of Megatron Bridge on the nodes; None where one is not known.
+
+    Raises:
+        RequestError: They differ.
+    """
+    source = workload.source
+    if source.kind not in ("catalog", "bridge_recipe") or source.revision is None:
+        return
+    for version in sorted({version for version in installed if version is not None}):
+        if version.partition("+")[0] != source.revision.partition("+")[0]:
+            rule = f"its settings are those of Bridge {source.revision}, and a node would train those of Bridge {version}"
+            way_out = f"start autotune where Bridge {version} is installed: it then takes the live recipe"
+            raise RequestError("--recipe", source.reference, rule, way_out)
 
 
 class _One:

@@ -14,6 +14,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from autotune.cluster.coordinator import Order, coordinate
+from autotune.cluster.gpu_memory import UNKNOWN_PID
 from autotune.cluster.group import SlotGroup
 from autotune.errors import StoppedError
 from autotune.records import dump_json, load_json, write_atomically
@@ -244,8 +245,7 @@ class TuneDriver:
             source.accept(running.request, record)
             left = record.details.get("left_pids")
             if left:
-                pids = ", ".join(str(pid) for pid in left)
-                raise StoppedError(f"processes of trial {record.number} would not end (pids {pids}); end them, then --resume")
+                raise StoppedError(_left_behind(record.number, left))
         except BaseException as error:
             self._error = self._error or error
 
@@ -280,6 +280,14 @@ class TuneDriver:
                     figures = running.note(rank, line)
                     if figures is not None:
                         source.progress(running.request, figures)
+
+
+def _left_behind(number: int, pids: Sequence[int]) -> str:
+    if list(pids) == [UNKNOWN_PID]:
+        what = f"GPU memory is not back at its level before trial {number}, and no process that holds it can be seen from here"
+        return f"{what}; end it on its node (nvidia-smi), then --resume"
+    named = ", ".join(str(pid) for pid in pids)
+    return f"processes of trial {number} would not end, or hold its GPU memory (pids {named}); end them, then --resume"
 
 
 def _first_line(error: BaseException) -> str:

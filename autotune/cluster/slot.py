@@ -11,10 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.cluster.gpus import compute_pids, read_gpus
+from autotune.cluster.gpu_memory import SlotGpus
 from autotune.records import from_builtins
 from autotune.trial.attend import News
 from autotune.trial.launch import OwnRanks, UnfitError, Zygote
@@ -39,6 +39,7 @@ class Warmth:
     Attributes:
         cold: Why each rank starts as a new program instead of being forked; None where it is forked.
         seconds: How long the slot took to be ready.
+        revisions: Of this node, as far as the zygote has imported what a trial needs.
     """
 
     loop: str | None
@@ -46,6 +47,7 @@ class Warmth:
     zygote_pid: int
     seconds: float
     reused: bool = False
+    revisions: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def _end_with_raylet(raylet: int) -> None:
@@ -67,7 +69,8 @@ class RankSlot:
         self._made_for: tuple[object, ...] = ()
         self._cold: str | None = None
         self._ranks: OwnRanks | None = None
-        self._gpu_used_bytes: dict[str, int] = {}
+        self._gpus: SlotGpus | None = None
+        self._rank_file = Path()
 
     def facts(self) -> SlotFacts:
         """Where this slot is."""
@@ -106,7 +109,14 @@ class RankSlot:
     def _warmth(self, began: float, *, reused: bool) -> Warmth:
         assert self._zygote is not None
         seconds = round(time.monotonic() - began, 3)
-        return Warmth(loop=self._zygote.loop, cold=self._cold, zygote_pid=self._zygote.pid, seconds=seconds, reused=reused)
+        return Warmth(
+            loop=self._zygote.loop,
+            cold=self._cold,
+            zygote_pid=self._zygote.pid,
+            seconds=seconds,
+            reused=reused,
+            revisions=self._zygote.revisions,
+        )
 
     def port(self) -> int:
         """A port of this node that nobody listens on now."""
@@ -124,7 +134,10 @@ class RankSlot:
         trial = from_builtins(spec, TrialSpec, setting="trial")
         self.warm(trial.backend, trial.loop, trial.variables, trial.program)
         assert self._zygote is not None
-        self._gpu_used_bytes = self._gpus() if trial.backend == "gpu" else {}
+        self._rank_file = trial.rank_file(rank)
+        self._gpus = SlotGpus(self.facts().gpu_ids) if trial.backend == "gpu" else None
+        if self._gpus is not None:
+            self._gpus.before(self._rank_file)
         self._ranks = OwnRanks(self._zygote, [rank])
         self._ranks.start(trial)
 
@@ -139,8 +152,8 @@ class RankSlot:
         if self._ranks is None:
             return ()
         left = list(self._ranks.end())
-        if not left and self._gpu_used_bytes:
-            left = self._holders()
+        if not left and self._gpus is not None:
+            left = self._gpus.after(self._rank_file)
         return left
 
     def close(self) -> None:
@@ -151,22 +164,3 @@ class RankSlot:
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-
-    def _gpus(self) -> dict[str, int]:
-        """Memory in use on this slot's GPUs now, by UUID."""
-        import ray
-
-        own = {str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])}
-        return {gpu.uuid: gpu.used_bytes for gpu in read_gpus() if {str(gpu.index), gpu.uuid} & own}
-
-    def _holders(self, *, patience_s: float = 10.0, tolerance_bytes: int = 256 * 2**20) -> list[int]:
-        """Who still holds memory on this slot's GPUs, where it does not come back to the trial's start level in time."""
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            now = self._gpus()
-            over = [uuid for uuid, used in self._gpu_used_bytes.items() if now.get(uuid, 0) > used + tolerance_bytes]
-            if not over:
-                return []
-            time.sleep(0.5)
-        pids = compute_pids(over)
-        return sorted({pid for of_gpu in pids.values() for pid in of_gpu}) or [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autotune.trial.allocator_setting import is_expandable
 from autotune.workload.workload import Workload
 
 
@@ -14,10 +15,7 @@ def allocator_advice(workload: Workload) -> tuple[str, ...]:
     sets the pair for its recipes (recipes/utils/environment_utils.py:COMMON_RECIPE_ENV_VARS, 0.6.2).
     """
     variables = workload.env_vars
-    expandable = any(
-        "expandable_segments:true" in variables.get(name, "").lower().replace(" ", "")
-        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    )
+    expandable = is_expandable(variables)
     graphs = workload.features.cuda_graph_impl != "none"
     advice = []
     if workload.other.get("ddp.nccl_ub"):

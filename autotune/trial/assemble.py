@@ -44,6 +44,8 @@ def assemble(
     repeat_reason: RepeatReason | None = None,
 ) -> TrialRecord:
     """Make the record of a trial from the lines of its ranks; what a survey launch measures is of kind "switched"."""
+    devices = {rank: [line for line in of_rank if line["event"] == "device"] for rank, of_rank in lines.items()}
+    lines = {rank: [line for line in of_rank if line["event"] != "device"] for rank, of_rank in lines.items()}
     ranks = {rank: record for rank, of_rank in lines.items() if (record := _rank_record(rank, of_rank)) is not None}
     ended = [rank for rank, of_rank in lines.items() if any(line["event"] == "end" for line in of_rank)]
     completed = len(ended) == spec.world_size
@@ -75,8 +77,24 @@ def assemble(
             "wall_s": round(ending.wall_s, 3),
             "teardown_hang": completed and any(status is None for status in ending.statuses.values()),
             "notes": notes,
+            **({"devices": found} if (found := _devices(devices, lines)) else {}),
         },
     )
+
+
+def _devices(looks: Mapping[int, Lines], lines: Mapping[int, Lines]) -> dict[str, dict[str, Any]]:
+    """Of each rank's GPU: bytes in use before, at most during and after the trial, by anyone, and its clock after it."""
+    found = {}
+    for rank, of_rank in looks.items():
+        facts: dict[str, Any] = {}
+        for line in of_rank:
+            gpus = line["gpus"]
+            facts[f"used_{line['when']}_bytes"] = sum(gpu["used_bytes"] for gpu in gpus) if gpus else None
+            facts |= {name: [gpu[name] for gpu in gpus] for name in ("clock_mhz", "throttled")}
+        if facts:
+            facts["used_during_bytes"] = max((line.get("device_used_bytes") or 0 for line in lines[rank]), default=0) or None
+            found[str(rank)] = facts
+    return found
 
 
 def _rank_record(rank: int, lines: Lines) -> RankRecord | None:
