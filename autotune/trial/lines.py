@@ -1,7 +1,8 @@
 """The lines a rank writes while it runs, and the folder's names for them.
 
 One JSON object a line, flushed at once, so that a rank killed at any moment leaves what it knew. ``event`` is one of
-``start``, ``phase``, ``iteration``, ``failure``, ``end``, ``note``, or ``device`` (of the slot); each has ``t`` (seconds since the epoch).
+``start``, ``phase``, ``iteration``, ``failure``, ``end``, ``note``, and of its slot ``device``; each has ``t`` (seconds since
+the epoch).
 """
 
 from __future__ import annotations
