@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,8 +169,16 @@ class Ledger:
             for iterations in per_stage
         ]
         highest = max(max(of_stage.values()) for of_stage in levels)
+        # A stage that another one outdoes sets no bound: a deviation grows slower than the bytes it is of.
+        outdone = frozenset() if detailed else self._timeline.outdone
         stage_peaks = tuple(
-            self._stage_peak(stage, iterations, of_stage, detailed=detailed, threshold=0.0 if detailed else _NEAR * highest)
+            self._stage_peak(
+                stage,
+                iterations,
+                of_stage,
+                detailed=detailed,
+                threshold=0.0 if detailed else math.inf if stage.index in outdone else _NEAR * highest,
+            )
             for stage, iterations, of_stage in zip(self._timeline.stages, per_stage, levels, strict=True)
         )
         worst = max(stage_peaks, key=lambda peak: peak.peak_bytes)

@@ -147,7 +147,10 @@ def _combine(ctx: Context, name: str) -> Op:
     if flex:
         forward = routed + 2 * received
     elif model.moe_token_dispatcher_type == "allgather":
-        forward = 2 * routed + ep * ctx.workload.parallel.etp * s.hidden_bytes
+        # MoEAllGatherTokenDispatcher.token_combine casts what every rank gets its part of to the probabilities' type.
+        sources = ep * ctx.workload.parallel.etp
+        cast = 4 * sources * s.shard_tokens * s.moe_width if model.moe_router_dtype == "fp32" and _is_sent(ctx) else 0
+        forward = routed + sources * s.hidden_bytes + cast
     else:
         forward = (1 + 2 * _is_sent(ctx) + (1 + (not _is_sent(ctx))) * (s.local_experts > 1)) * routed
     saves: tuple[Tensor, ...] = ()
@@ -202,9 +205,10 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
     half = kept("expert_act_parts", extra, "2 T fe")
     grouped = model.moe_grouped_gemm
     calls = 1 if grouped else s.local_experts
-    # Beside the dispatched tokens: the permuted and, where they are sorted by expert, the received ones; what the shared
-    # experts gave waits until the end.
-    waiting = (_is_sent(ctx) + (s.local_experts > 1)) * routed
+    # Beside the dispatched tokens: the permuted and, where they are sorted by expert, the received ones; gathered ones lie in the
+    # global buffer. What the shared experts gave waits until the end.
+    gathers = model.moe_token_dispatcher_type == "allgather"
+    waiting = 0 if gathers else (_is_sent(ctx) + (s.local_experts > 1)) * routed
     if s.shared_ffn and not model.moe_shared_expert_overlap:
         waiting += s.hidden_bytes
     act_regions = ("moe", "moe_act") if grouped else ("moe",)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ge
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Moment:
     in_flight: tuple[int, ...]
     beside: int | None = None
     """The chunk that runs forward beside this backward, layer by layer (overlap_moe_expert_parallel_comm)."""
+
+    def covers(self, other: Moment) -> bool:
+        """Whether it is the other moment with at least as much in flight."""
+        return (self.backward, self.chunk, self.beside) == (other.backward, other.chunk, other.beside) and all(
+            map(ge, self.in_flight, other.in_flight)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

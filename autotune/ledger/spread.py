@@ -38,8 +38,10 @@ UNBALANCED_SD = 0.06
 def standard_deviation(terms: Mapping[str, int], *, balanced: bool) -> float:
     """Standard deviation in bytes of a phase peak."""
     variance = (OFFSET * sum(terms.values())) ** 2 + OFFSET_FLOOR_BYTES**2
+    table = _DEVIATIONS[balanced]
     for group, nbytes in terms.items():
-        variance += (relative_deviation(group, balanced=balanced) * nbytes) ** 2
+        if group in table:
+            variance += (table[group] * nbytes) ** 2
     return math.sqrt(variance)
 
 
@@ -47,3 +49,9 @@ def relative_deviation(group: str, *, balanced: bool) -> float:
     """Standard deviation of a term group, as a share of its bytes; 0 for what follows from the configuration."""
     relative = _RELATIVE.get(group, _ACTIVATION_SD if group in _ACTIVATIONS else 0.0)
     return math.hypot(relative, UNBALANCED_SD) if group == "moe" and not balanced else relative
+
+
+_DEVIATIONS = {
+    balanced: {group: relative_deviation(group, balanced=balanced) for group in (*_RELATIVE, *_ACTIVATIONS)}
+    for balanced in (True, False)
+}

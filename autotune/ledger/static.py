@@ -39,6 +39,14 @@ class StaticBytes:
     """Only while backward runs: whole gradients of parameters outside layers that FSDP has not reduced yet."""
     parameters: int
 
+    def covers(self, other: StaticBytes) -> bool:
+        """Whether no term group is smaller than the other's, at any time."""
+        return all(
+            getattr(self, part).get(group, 0) >= nbytes
+            for part in ("always", "in_schedule", "after_backward", "after_step", "in_forward", "in_step", "in_backward")
+            for group, nbytes in getattr(other, part).items()
+        )
+
 
 def precision_aware_takes_effect(workload: Workload) -> bool:
     """Whether Megatron's fast path for the precision-aware optimizer is on.

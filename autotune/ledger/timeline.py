@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import mul
 
 from autotune.boundary.boundary import Boundary
@@ -15,6 +16,7 @@ from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
 
+_TENSORS = ("in_forward", "in_backward", "after_step")
 _RUNNING = ("forward", "loss", "backward")
 _REUSES_BUFFERS = (2, 7)
 """Transformer Engine that reuses the buffers of graphs (cuda_graphs.py:_get_cuda_graph_input_data at 24bad8e6)."""
@@ -40,6 +42,15 @@ class StageModel:
     def iterations(self) -> tuple[str, ...]:
         """The iterations that differ: the first, a steady one, one after graph capture."""
         return ("first", "steady", "after_capture") if self.captures else ("first", "steady")
+
+    def holds_as_much_as(self, other: StageModel) -> bool:
+        """Whether this stage, of the same layers, has at least the other's static bytes and micro batches in flight."""
+        return (
+            self.captures == other.captures
+            and self.static.covers(other.static)
+            and all(getattr(self.tensors, name) >= getattr(other.tensors, name) for name in _TENSORS)
+            and all(any(mine.covers(theirs) for mine in self.moments) for theirs in other.moments)
+        )
 
     @property
     def alone(self) -> bool:
@@ -145,12 +156,37 @@ class Timeline:
         self._alone = [stage.alone for stage in self.stages]
         self._graphs: dict[tuple[int, frozenset[str]], GraphBytes] = {}
         self._bases: dict[tuple[int, str, bool], dict[str, tuple[Mapping[str, int], int]]] = {}
+        self._shapes = [(*signature, stage.last) for signature, stage in zip(self._signatures, self.stages, strict=True)]
+        self._latest: tuple[Boundary | None, dict[tuple[object, ...], list[ChunkCost]]] = (None, {})
+
+    @cached_property
+    def outdone(self) -> frozenset[int]:
+        """Stages that hold at most what another stage of equal layers holds, in every phase and whatever the boundary."""
+        found: set[int] = set()
+        kept: dict[tuple[object, ...], list[StageModel]] = {}
+        for stage, shape in zip(self.stages, self._shapes, strict=True):
+            group = kept.setdefault((*shape, self._alone[stage.index]), [])
+            if any(other.holds_as_much_as(stage) for other in group):
+                found.add(stage.index)
+            else:
+                group.append(stage)
+        return frozenset(found)
 
     def iterations(self, stage: StageModel, boundary: Boundary, *, first: bool) -> list[Iteration]:
         """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
         return [self._iteration(stage, boundary, name) for name in stage.iterations if first or name != "first"]
 
     def _costs(self, stage: StageModel, boundary: Boundary, *, pooled: bool, retains: bool) -> list[ChunkCost]:
+        """Costs of a stage's chunks; stages of equal layers share those of the boundary at hand."""
+        if self._latest[0] is not boundary:
+            self._latest = (boundary, {})
+        key = (*self._shapes[stage.index], pooled, retains)
+        known = self._latest[1].get(key)
+        if known is None:
+            known = self._latest[1][key] = self._work_out(stage, boundary, pooled=pooled, retains=retains)
+        return known
+
+    def _work_out(self, stage: StageModel, boundary: Boundary, *, pooled: bool, retains: bool) -> list[ChunkCost]:
         out: list[ChunkCost] = []
         full = boundary.granularity == "full"
         modules = frozenset(boundary.modules)

@@ -32,6 +32,7 @@ from autotune.workload.workload import (
     Workload,
 )
 
+_GPT2_VOCABULARY = 50257  # stands where the size is not known
 _HYBRID_SPECS = {"mamba_stack_spec", "hybrid_stack_spec"}
 """Layer specs that a hybrid pattern implies anyway."""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size")
@@ -267,7 +268,7 @@ def _vocabulary(given: Mapping[str, Any], other: dict[str, Any]) -> tuple[int, b
     known = vocabulary_of(tokenizer, given["tokenizer_model"])
     if known is None:
         other["--vocab-size"] = f"in the files of {tokenizer}, not among the arguments"
-    return (known[0] if known else 0) + extra, True
+    return (known[0] if known else _GPT2_VOCABULARY) + extra, True
 
 
 def _precision(given: dict[str, Any]) -> Precision:
