@@ -38,6 +38,7 @@ from autotune.workload.workload import Workload
 @click.option("--only", multiple=True, help="Switch to these settings instead, by key (moe+layernorm, full/uniform/2).")
 @click.option("--fresh", type=int, default=0, show_default=True, help="Settings to launch by themselves too.")
 @click.option("--rounds", type=int, default=0, show_default=True, help="Interleaved rounds for step times.")
+@click.option("--cost-rounds", type=int, default=0, show_default=True, help="Pairs of recorded and plain steps.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def main(
@@ -49,13 +50,16 @@ def main(
     only: tuple[str, ...],
     fresh: int,
     rounds: int,
+    cost_rounds: int,
     seed: int,
     form: str,
 ) -> None:
     """Measure and print."""
     try:
         workload = resolve_workload(recipe, overrides=overrides)
-        table = measure(workload, base=base, keys=only, count=count, fresh=fresh, rounds=rounds, seed=seed)
+        table = measure(
+            workload, base=base, keys=only, count=count, fresh=fresh, rounds=rounds, cost_rounds=cost_rounds, seed=seed
+        )
     except AutotuneError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(int(error.exit_status))
@@ -80,7 +84,7 @@ def boundary_of(key: str) -> Boundary:
 
 
 def measure(
-    workload: Workload, *, base: str, keys: Sequence[str], count: int, fresh: int, rounds: int, seed: int
+    workload: Workload, *, base: str, keys: Sequence[str], count: int, fresh: int, rounds: int, cost_rounds: int, seed: int
 ) -> dict[str, object]:
     """One survey launch, then fresh launches of some of its settings."""
     labels = labels_of(workload)
@@ -93,7 +97,7 @@ def measure(
     boundary = {"full": Boundary.full("uniform", 1), "broad": Boundary.selective(labels), "control": Boundary.selective()}[base]
     if boundary not in settings:
         settings.append(boundary)
-    plan = SurveyPlan(labels=labels, candidates=tuple(settings), switch_to=-1, interleaved_rounds=rounds)
+    plan = SurveyPlan(labels=labels, candidates=tuple(settings), switch_to=-1, interleaved_rounds=rounds, cost_rounds=cost_rounds)
     root = Path(tempfile.mkdtemp(prefix="survey-"))
 
     def spec(number: int, setting: Boundary) -> TrialSpec:
@@ -168,9 +172,17 @@ def _figures(report: SurveyReport) -> dict[str, object]:
         "pairs_ordered": f"{pairs_right} of {pairs}",
         "step_ms": report.surveyed_step_ms,
         "host_thread_ms": report.host_thread_ms,
+        "recording_cost": {kind: _cost(own, report.host_thread_ms["plain"]) for kind, own in report.recording_cost_ms.items()},
         "sizes": report.sizes,
         "rows": rows,
     }
+
+
+def _cost(pairs_ms: Sequence[float], step_ms: float) -> str:
+    if len(pairs_ms) < 2:
+        return "not measured"
+    error = stdev(pairs_ms) / len(pairs_ms) ** 0.5
+    return f"{mean(pairs_ms):.1f} ms (standard error {error:.1f}), {100 * mean(pairs_ms) / step_ms:.1f} % of a step"
 
 
 def render(table: dict[str, object]) -> str:

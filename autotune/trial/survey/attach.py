@@ -60,6 +60,7 @@ class Conductor:
         self._recorders: list[Recorder] = []
         self._recorder: Recorder | None = None
         self._queue: list[tuple[str, Boundary]] = [("plain", self._base)] * plan.plain_steps
+        self._queue += [(kind, self._base) for _ in range(plan.cost_rounds) for kind in ("plain", "bytes", "plain", "times")]
         self._queue += [("bytes", self._base)] + [("times", self._base)] * plan.timed_steps
         self._current: tuple[str, Boundary] = ("plain", self._base)
         self._phases: dict[str, list[dict[str, int]]] = defaultdict(list)
@@ -154,7 +155,7 @@ class Conductor:
     def _survey(self) -> None:
         """Predict every setting on every rank and decide what to switch to."""
         began = time.perf_counter()
-        by_bytes, *by_time = self._recorders
+        by_bytes, *by_time = self._recorders[-1 - self._plan.timed_steps :]
         self._recorders = []
         trace = by_bytes.trace(self._session.rank)
         timeline = normalise(trace)
@@ -196,6 +197,7 @@ class Conductor:
                 **{kind: median(times[-self._plan.timed_steps :]) for kind, times in self._step_ms.items()},
                 "prediction": (time.perf_counter() - began) * 1e3,
             },
+            recording_cost_ms=self._recording_cost_ms(),
             host_thread_ms={kind: median(times[-self._plan.timed_steps :]) for kind, times in self._host_ms.items()},
             notes=self._notes,
             retained_bytes={rank: ranks[5] for rank, ranks in enumerate(gathered)},
@@ -208,6 +210,13 @@ class Conductor:
         )
         self._save(trace)
         self._write()
+
+    def _recording_cost_ms(self) -> dict[str, tuple[float, ...]]:
+        """Thread time of each recorded and timed step of the rounds over that of the plain step before it."""
+        plain = self._host_ms["plain"][self._plan.plain_steps :]
+        pairs = {"bytes": zip(self._host_ms["bytes"], plain[0::2], strict=False)}
+        pairs["times"] = zip(self._host_ms["times"], plain[1::2], strict=False)
+        return {kind: tuple(own - before for own, before in of_kind) for kind, of_kind in pairs.items()}
 
     def _setting_done(self, kind: str, boundary: Boundary) -> None:
         assert self._report is not None

@@ -32,6 +32,8 @@ class SurveyPlan:
     plain_steps: int = 2
     """Steps under the base before anything is recorded: the optimizer state exists after the first."""
     timed_steps: int = 3
+    cost_rounds: int = 0
+    """Rounds of a plain, a recorded, a plain and a timed step before the survey's own: what recording costs, in pairs."""
     switch_to: int = 4
     """How many settings to switch to: the cheapest predicted to fit. -1: all."""
     steps_each: int = 2
@@ -45,7 +47,8 @@ class SurveyPlan:
     def steps(self) -> int:
         """An upper bound of the steps of the launch."""
         settings = self.switch_to if self.switch_to >= 0 else len(self.candidates) or 2 ** len(self.labels) + 200
-        return self.plain_steps + 1 + self.timed_steps + settings * self.steps_each + self.interleaved_rounds * (settings + 1)
+        survey = self.plain_steps + 4 * self.cost_rounds + 1 + self.timed_steps
+        return survey + settings * self.steps_each + self.interleaved_rounds * (settings + 1)
 
 
 def not_surveyable(workload: Workload) -> str | None:
