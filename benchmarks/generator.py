@@ -203,13 +203,16 @@ class Machine:
             on = {label for label in setting.labels if label not in self.inert}
             alive = whole - sum(self.region[label] * factor[label] for label in on if NESTED.get(label) not in on)
         alive = max(alive, 0.0)
+        kept = setting.full_layers is None and not {"moe"} & (set(setting.labels) - self.inert)
+        experts = min(self.region["moe"] * factor["moe"], alive) if kept and self.has_experts else 0.0
         phases = {}
         for name in PHASES:
             share = {"forward": 1.0, "loss": 1.0, "backward": 1.0, "grad_sync": 0.3, "optimizer": 0.0}[name]
             level = self.level[name] * (0.5 if name == "forward" else 1.0) * factor["levels"]
             phases[name] = {
                 "states": round(self.static + self.pool),
-                "activations": round(share * alive),
+                "activations": round(share * (alive - experts)),
+                "experts": round(share * experts),
                 "levels": round(level),
             }
         return {

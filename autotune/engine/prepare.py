@@ -32,6 +32,8 @@ class Prepared:
     ledger: Ledger
     coverage: Coverage
     remedies: tuple[Remedy, ...]
+    mem_metric: str = "allocated"
+    """Of which bytes the candidates' predictions are."""
 
 
 def prepare(
@@ -50,6 +52,7 @@ def prepare(
     """
     from autotune.ledger.ledger import Ledger
     from autotune.ledger.remedies import remedies
+    from autotune.search.held import held_prediction
     from autotune.search.space import build_candidates
     from autotune.workload.architecture import classify
     from autotune.workload.resolve import resolve_workload
@@ -70,7 +73,8 @@ def prepare(
     refuse_invalid_setting(request.overrides, workload, listed)
     ledger = Ledger(workload, variant=variant)
     priced = [candidate.boundary for candidate in listed if candidate.status != "invalid"]
-    found = dict(zip(priced, map(ledger.predict, priced) if detailed else ledger.predict_all(priced), strict=True))
+    predicted = map(ledger.predict, priced) if detailed else ledger.predict_all(priced)
+    found = {b: held_prediction(prediction, request.mem_metric) for b, prediction in zip(priced, predicted, strict=True)}
     candidates = tuple(replace(candidate, prediction=found.get(candidate.boundary)) for candidate in listed)
     return Prepared(
         workload=workload,
@@ -80,6 +84,7 @@ def prepare(
         ledger=ledger,
         coverage=ledger.coverage(),
         remedies=tuple(remedies(workload)),
+        mem_metric=request.mem_metric,
     )
 
 
@@ -106,6 +111,7 @@ def refuse_invalid_setting(overrides: Sequence[str], workload: Workload, candida
 def with_recorded(prepared: Prepared, boundaries: Iterable[Boundary]) -> Prepared:
     """Add boundaries that a table has and the space has not (a label without a site among them, say), each with its status."""
     from autotune.boundary.check import Checker
+    from autotune.search.held import held_prediction
     from autotune.search.space import candidate_of
 
     present = {candidate.boundary for candidate in prepared.candidates}
@@ -114,7 +120,8 @@ def with_recorded(prepared: Prepared, boundaries: Iterable[Boundary]) -> Prepare
     for boundary in sorted(set(boundaries) - present, key=lambda b: b.key):
         candidate = candidate_of(checker.check(boundary), len(present) + len(extra))
         if candidate.status != "invalid":
-            candidate = replace(candidate, prediction=prepared.ledger.predict(boundary))
+            predicted = prepared.ledger.predict(boundary)
+            candidate = replace(candidate, prediction=held_prediction(predicted, prepared.mem_metric))
         extra.append(candidate)
     return replace(prepared, candidates=(*prepared.candidates, *extra))
 

@@ -20,6 +20,7 @@ def findings_of(report: SurveyReport, launch: TrialRecord) -> SurveyFindings:
         settings=tuple(_setting(setting) for setting in report.predicted),
         switched=tuple(switched_records(report, launch, launch.number)),
         inert_labels=report.inert_labels,
+        base_step_ms=report.base_step_ms,
     )
 
 

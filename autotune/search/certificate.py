@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from autotune.boundary.boundary import Boundary
@@ -10,6 +11,7 @@ from autotune.search.candidate import Candidate
 from autotune.search.evidence import Evidence
 from autotune.search.fit import fit_probability
 from autotune.search.outcome import AtRisk, Basis, CertificateRow
+from autotune.search.stop_rule import CERTIFIED
 from autotune.trial.verdict import Verdict, judge
 from autotune.units import format_gb
 
@@ -47,17 +49,28 @@ def certificate(
         if boundary == answer:
             continue
         if verdict is not None:
-            rows.append(_tried(candidate, verdict, evidence, answer))
+            rows.append(_left_open(_tried(candidate, verdict, evidence, answer), candidate, evidence, answer))
         elif candidate.status in _RULED:
             reason = candidate.reason or candidate.status.replace("_", " ")
             rows.append(_row(candidate, _RULED[candidate.status], "; ".join(filter(None, (reason, remark(boundary))))))
         elif answer is None or evidence.cost_ms(boundary) < answer_cost:
             switched = _switched(candidate, evidence)
-            if switched is not None:
-                rows.append(switched)
-                continue
-            rows.append(_untried(candidate, evidence, answer, why_open(boundary), posterior(boundary)))
+            row = switched or _untried(candidate, evidence, answer, why_open(boundary), posterior(boundary))
+            rows.append(_left_open(row, candidate, evidence, answer))
     return tuple(rows)
+
+
+def _left_open(row: CertificateRow, candidate: Candidate, evidence: Evidence, answer: Boundary | None) -> CertificateRow:
+    """The row as open where all that is known leaves more than ``CERTIFIED`` that the setting fits and is cheaper.
+
+    So of one that a launch at the limit failed and the next may pass: it is not the answer, and it is not ruled out either.
+    """
+    chance = evidence.chance(candidate.boundary, answer) if evidence.chance is not None else None
+    if chance is None or chance <= CERTIFIED:
+        return row
+    cheaper = " and cheaper by more than 1 % of a step" if answer is not None else ""
+    text = f"{row.reason}; not ruled out: within the limit in the mean of its launches{cheaper} with {chance:.0%}"
+    return replace(row, basis="open", reason=text)
 
 
 def at_risk(candidates: Sequence[Candidate], evidence: Evidence, answer: Boundary | None) -> tuple[AtRisk, ...]:

@@ -19,6 +19,22 @@ def widest_selective(candidates: Sequence[Candidate]) -> Boundary | None:
     return max(selective, key=lambda c: (len(c.boundary.modules), -c.order)).boundary if selective else None
 
 
+def last_resort(candidates: Sequence[Candidate]) -> list[Boundary]:
+    """What is tried before "nothing passes": full over everything, then the broadest selective set.
+
+    Peaks are not monotonic, so either may fit alone. They are also the bases of a survey, in this order. Where full/uniform/1
+    is no candidate, the full setting with the lowest predicted peak stands for it.
+    """
+    full = [c for c in launchable(candidates) if c.boundary.granularity == "full"]
+    lowest = min(
+        full,
+        key=lambda c: (c.boundary != Boundary.full("uniform", 1), c.prediction.peak_bytes if c.prediction else 0, c.order),
+        default=None,
+    )
+    widest = widest_selective(candidates)
+    return [b for b in (lowest.boundary if lowest is not None else None, widest) if b is not None]
+
+
 def not_an_activation_problem(candidates: Sequence[Candidate], evidence: Evidence) -> bool:
     """Whether the control and the widest selective set both ran out of memory in the optimizer step, and nothing passed."""
     widest = widest_selective(candidates)

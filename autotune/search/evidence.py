@@ -44,6 +44,9 @@ class Evidence:
         """Replay price of a boundary from predictions and all measured steps together; ranks boundaries where it is set."""
         self.doubt: Callable[[Boundary], str | None] | None = None
         """Why a boundary that passed is not the answer as long as another passes."""
+        self.chance: Callable[[Boundary, Boundary | None], float | None] | None = None
+        """Probability that a boundary is within the limit in the mean of its launches and, where there is an answer, cheaper than
+        that by more than a tie."""
         self._verdicts: dict[Boundary, Verdict] = {}
 
     def add(self, record: TrialRecord) -> Verdict:

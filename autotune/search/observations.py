@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotune.boundary.boundary import Boundary
+from autotune.ledger.spread import relative_deviation
 
 IN_PROCESS = 0.0007
 """Relative scatter of peaks between settings of one process with a frozen batch (0 bytes on one rank, gloo jitter on more)."""
@@ -18,7 +19,8 @@ class PriorSpread:
     """How wide the worlds are before any trial, as standard deviations.
 
     Attributes:
-        group: Relative, of a term group's factor; scaled so that the draws of the control are as wide as its interval.
+        group: Relative, of a term group's factor; None: what the ledger says of each group. Scaled so that the draws are as wide
+            as the predictions' own intervals.
         offset: Of the offset that all phases share, as a share of the heaviest peak.
         phase_offset: Of each phase's own offset, likewise.
         saving: Relative, of the bytes a label saves (full recompute counts as one label).
@@ -26,6 +28,7 @@ class PriorSpread:
         own: Of a boundary's own deviation, likewise: what breaks monotonicity. None: as wide as each prediction's interval.
         run: Of one run's peak around the boundary's own, likewise (routing, allocator).
         price: Of the logarithm of a label's price factor.
+        price_width: Prices are at most so many times less known where a world's bytes are.
         step: Relative, of a step time between two launches.
         inert: Chance that a label does nothing.
         by_chance: Chance that a boundary within the limit fails.
@@ -33,7 +36,7 @@ class PriorSpread:
         widths: Times that all of these may be too narrow, with their probabilities: what a trial shows decides.
     """
 
-    group: float = 0.06
+    group: float | None = None
     offset: float = 0.006
     phase_offset: float = 0.006
     saving: float = 0.12
@@ -41,11 +44,16 @@ class PriorSpread:
     own: float | None = 0.003
     run: float = 0.003
     price: float = 0.3
+    price_width: float = 2.0
     step: float = 0.03
     inert: float = 0.05
     by_chance: float = 0.03
     surveyed: bool = False
     widths: Mapping[float, float] = field(default_factory=lambda: dict(WIDTHS))
+
+    def of_group(self, group: str) -> float:
+        """Relative deviation of a term group's factor before scaling."""
+        return relative_deviation(group, balanced=False) if self.group is None else self.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

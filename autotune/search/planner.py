@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
-from autotune.search.early_stop import NOT_ACTIVATIONS, not_an_activation_problem, widest_selective
+from autotune.search.early_stop import NOT_ACTIVATIONS, last_resort, not_an_activation_problem
 from autotune.search.evidence import Evidence, launchable
+from autotune.search.held import held_bytes
 from autotune.search.neighbours import neighbours
+from autotune.search.noise_pair import noise_pair
 from autotune.search.observations import PeakSeen, PriorSpread
 from autotune.search.posterior import Posterior
 from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
 from autotune.search.seen import seen_in_launch, seen_in_survey
+from autotune.search.spreads import around_a_survey, around_the_ledger
 from autotune.search.stop_rule import (
     HINT_SCATTER,
     JITTER,
-    LEDGER_SCATTER,
     NEAR,
-    SURVEY_WIDTHS,
     SURVEYED_RULE,
     StopRule,
 )
 from autotune.search.survey import SurveyFindings, candidates_after_survey
+from autotune.trial.gates import peaks_bytes
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
 
@@ -73,12 +76,15 @@ class Planner:
         self._exhaust, self._prove, self._first = exhaust, prove, first
         self._seed, self._draws, self._jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
-        self._bases = [b for b in self._survey_bases() if lacks(b, 0) is None] if survey else []
-        spread = spread or PriorSpread(run=max(jitter, LEDGER_SCATTER))
+        self._step_ms: float | None = None
+        self._surveyed = False
+        self._bases = [b for b in last_resort(self._candidates) if lacks(b, 0) is None] if survey else []
+        self._metric = evidence.settings.mem_metric
+        spread = spread or around_the_ledger(jitter, self._metric)
         predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
         self.posterior = Posterior(predictions, spread=spread, seed=seed, draws=draws) if predictions else None
         if not exhaust:
-            evidence.pricing, evidence.doubt = self._known_price, self._doubt
+            evidence.pricing, evidence.doubt, evidence.chance = self._known_price, self._doubt, self._chance
         for record in evidence.known_records:
             self._learn(record)
 
@@ -119,9 +125,9 @@ class Planner:
 
     def hint(self, record: TrialRecord) -> None:
         """Learn roughly from a launch of another revision or workload; it is no evidence of this run."""
-        peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
+        peaks = peaks_bytes(record, self._metric)
         if self.posterior is not None and record.completed and record.failure is None and peaks:
-            seen = PeakSeen(boundary=record.boundary, peak_bytes=max(peaks), phases={}, scatter=HINT_SCATTER)
+            seen = PeakSeen(boundary=record.boundary, peak_bytes=max(peaks.values()), phases={}, scatter=HINT_SCATTER)
             self.posterior.see([seen])
 
     def tell_survey(self, record: TrialRecord, findings: SurveyFindings | None) -> Verdict:
@@ -139,24 +145,26 @@ class Planner:
             verdict = self._evidence.add(record)
             self._learn(record)
             return verdict
-        self._bases = []
+        self._bases, self._surveyed = [], True
         verdict = self._evidence.add_survey(record, findings.switched)
-        self._space = candidates_after_survey(self._space, findings)
+        self._space = candidates_after_survey(self._space, findings, metric=self._metric)
         self._candidates = launchable(self._space)
         predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
         self._rule = self._given_rule or SURVEYED_RULE
-        off = findings.surprise
-        spread = PriorSpread(
-            group=0.0, offset=self._jitter, phase_offset=0.0, saving=findings.saving_error * off, least_saving=0.0,
-            own=findings.peak_error * off, run=self._jitter, price=findings.price_error, inert=0.0, surveyed=True,
-            widths=SURVEY_WIDTHS,
-        )  # fmt: skip
+        base_steps = findings.base_step_ms or record.step_ms
+        self._step_ms = median(base_steps) if base_steps else None
+        spread = around_a_survey(findings, self._jitter, self._metric)
         self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
         for earlier in self._evidence.known_records:
             if earlier.number != record.number:  # A base that ran out of memory before it is a lower bound.
                 self._learn(earlier)
         if self.posterior is not None:
-            self.posterior.see(seen_in_survey(record, findings, self._evidence.settings.limit_bytes))
+            pools = {boundary: prediction.graph_pool_bytes for boundary, prediction in predictions.items()}
+
+            def held(boundary: Boundary, size: int) -> int:
+                return held_bytes(size, pools.get(boundary, 0), self._metric)
+
+            self.posterior.see(seen_in_survey(record, findings, self._evidence.settings.limit_bytes, held=held))
         return verdict
 
     @property
@@ -197,12 +205,6 @@ class Planner:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _survey_bases(self) -> list[Boundary]:
-        """Full over everything, then the broadest selective set: peaks are not monotonic, either may fit alone."""
-        full = Boundary.full("uniform", 1)
-        widest = widest_selective(self._candidates)
-        return [c.boundary for c in self._candidates if c.boundary == full] + ([widest] if widest is not None else [])
-
     def _known_price(self, boundary: Boundary) -> float | None:
         if self.posterior is None or not self.posterior.knows(boundary):
             return None
@@ -227,21 +229,69 @@ class Planner:
             return None
         return f"passed, but over the limit in the mean of its launches with {risk:.0%}"
 
+    def _chance(self, boundary: Boundary, answer: Boundary | None) -> float | None:
+        """Probability that a boundary that is not the answer should be it."""
+        posterior, limit = self.posterior, self._evidence.settings.limit_bytes
+        if posterior is None or not posterior.knows(boundary) or (self._jitter <= JITTER and self._evidence.runs(boundary)):
+            return None  # where peaks repeat, a launch has told
+        if answer is None:
+            return 1 - posterior.over(boundary, limit)
+        if not posterior.knows(answer):
+            return None
+        step_ms = self._evidence.verdicts[answer].step_ms or self._step_ms or 0.0
+        return posterior.better(boundary, answer, limit, self._rule.worth * step_ms)
+
     def _risky(self) -> list[Proposal]:
-        """One more run of what would be the best, were it surely within the limit: before anything dearer is launched."""
+        """One more run of what would be the best, were it surely within the limit, while that run is worth a launch."""
         best, rule = self._evidence.best(doubted=True), self._rule
         if best is None or best in self._pending:
             return []
         runs, risk = self._evidence.runs(best), self._risk(best)
-        if not rule.risk < risk < 1 - rule.risk or runs >= rule.most_runs or self._lacks(best, runs) is not None:
+        if not rule.accepted < risk < 1 - rule.accepted or runs >= rule.most_runs or self._lacks(best, runs) is not None:
+            return []
+        fallback = self._fallback(best)
+        known = fallback is not None and self.posterior is not None and self.posterior.knows(fallback)
+        if known and fallback is not None and self._worth(best, fallback) is None:
             return []
         why = f"over the limit in the mean of its launches with {risk:.0%}"
         return [Proposal(boundary=best, why=why, repeat_reason="near_limit")]
 
+    @property
+    def _risk_left(self) -> float | None:
+        """What a pass may leave of the risk of being over the limit; None where a peak repeats, so that a pass settles it."""
+        return self._rule.accepted if self._jitter > JITTER else None
+
+    def _fallback(self, other: Boundary | None) -> Boundary | None:
+        """What the answer would be without a boundary: the best that is not doubted, else the cheapest sure to pass."""
+        best = self._evidence.best()
+        if best is not None and best != other and self._doubt(best) is None:
+            return best
+        sure = [c.boundary for c in self._fresh() if (self._promise(c.boundary) or 0.0) >= self._rule.sure]
+        return min(sure, key=lambda b: (self._price(b), len(b.modules), self._order(b)), default=None)
+
+    def _promise(self, boundary: Boundary) -> float | None:
+        """Probability that one more launch makes a boundary acceptable."""
+        risk = self._risk_left
+        if risk is None or self.posterior is None or not self.posterior.knows(boundary):
+            return self._safe(boundary)
+        return self.posterior.accepted(boundary, self._evidence.settings.limit_bytes, risk)
+
+    def _worth(self, boundary: Boundary, answer: Boundary) -> tuple[float, float] | None:
+        """Expected saving of a launch over an answer (ms a step) and chance of one above ``worth``; None where both are small."""
+        posterior, rule = self.posterior, self._rule
+        assert posterior is not None
+        verdict = self._evidence.verdicts.get(answer)
+        # Without step times yet, a step is taken as twenty times what the answer replays: 1 % of it is a fifth of that.
+        step_ms = (verdict.step_ms if verdict is not None else None) or self._step_ms or 20 * max(posterior.price_ms(answer), 1.0)
+        limit = self._evidence.settings.limit_bytes
+        expected, chance = posterior.gain(boundary, limit, answer, step_ms, rule.worth, risk=self._risk_left)
+        return (expected, chance) if chance >= rule.chance or expected >= rule.expected * step_ms else None
+
     def _learn(self, record: TrialRecord) -> None:
         if self.posterior is not None and record.kind != "predicted":
             invalid = self._evidence.verdicts[record.boundary].status == "invalid"
-            self.posterior.see(seen_in_launch(record, self._evidence.settings.limit_bytes, timed=not invalid))
+            limit = self._evidence.settings.limit_bytes
+            self.posterior.see(seen_in_launch(record, limit, timed=not invalid, metric=self._metric))
 
     def _fresh(self) -> list[Candidate]:
         return [
@@ -265,27 +315,38 @@ class Planner:
         rule = self._rule
         known = [(c, self._safe(c.boundary)) for c in fresh]
         by_price = sorted(known, key=lambda p: (self._price(p[0].boundary), len(p[0].boundary.modules), p[0].order))
-        likely = [(c, fit) for c, fit in by_price if fit is None or fit >= 0.5]
+        likely = [(c, fit) for c, fit in by_price if fit is None or (self._promise(c.boundary) or 0.0) >= 0.5]
         rest = sorted((p for p in by_price if p not in likely), key=lambda p: -(p[1] or 0.0))
-        proposals = [
+        proposals = self._worth_before(fresh)
+        proposals += [
             Proposal(boundary=c.boundary, why="cheapest that is likelier to fit than not", fit_probability=fit)
             for c, fit in likely
+            if all(p.boundary != c.boundary for p in proposals)
         ]
-        last_resort = self._last_resort()
+        rest = [(c, fit) for c, fit in rest if all(p.boundary != c.boundary for p in proposals)]
+        resort = last_resort(self._candidates)
         # After full and the broadest set failed, the first of them as surveys, little else can fit.
-        hopeless = rule.beyond if all(self._evidence.runs(b) for b in last_resort) else rule.hopeless
+        hopeless = rule.beyond if all(self._evidence.runs(b) for b in resort) else rule.hopeless
         for candidate, fit in rest:
             # Peaks are not monotonic: full and the broadest selective set are tried before giving up.
-            must = candidate.boundary in last_resort
+            must = candidate.boundary in resort
             if (fit or 0.0) >= hopeless or must or self._exhaust:
                 why = "tried before giving up" if must else "likeliest to fit"
                 proposals.append(Proposal(boundary=candidate.boundary, why=why, fit_probability=fit))
         return proposals
 
+    def _worth_before(self, fresh: list[Candidate]) -> list[Proposal]:
+        """What would be launched after the cheapest sure setting passed is launched before it: a pass saves that launch.
+
+        Only after a survey: without one, what the sure setting shows decides whether the other is worth a launch at all.
+        """
+        sure = self._fallback(None) if self._surveyed else None
+        if sure is None:
+            return []
+        return self._after_a_pass([c for c in fresh if self._price(c.boundary) < self._price(sure)], sure)
+
     def _after_a_pass(self, fresh: list[Candidate], best: Boundary) -> list[Proposal]:
-        rule, limit = self._rule, self._evidence.settings.limit_bytes
-        verdict = self._evidence.verdicts[best]
-        posterior = self.posterior
+        limit, posterior = self._evidence.settings.limit_bytes, self.posterior
         scored = []
         for candidate in fresh:
             boundary = candidate.boundary
@@ -293,10 +354,9 @@ class Planner:
                 if candidate.order < self._order(best) or self._exhaust:
                     scored.append((0.0, candidate, Proposal(boundary=boundary, why="not predicted, narrower than the best")))
                 continue
-            # Without step times yet, a step is taken as twenty times what the best replays: 1 % of it is a fifth of that.
-            step_ms = verdict.step_ms or 20 * max(posterior.price_ms(best), 1.0)
-            expected, chance = posterior.gain(boundary, limit, best, step_ms, rule.worth)
-            if chance >= rule.chance or expected >= rule.expected * step_ms or self._exhaust:
+            worth = self._worth(boundary, best)
+            if worth is not None or self._exhaust:
+                expected = worth[0] if worth is not None else 0.0
                 proposal = Proposal(
                     boundary=boundary,
                     why="largest expected saving",
@@ -308,34 +368,9 @@ class Planner:
         return [proposal for _, _, proposal in scored]
 
     def _noise_pair(self) -> list[Proposal]:
-        """One more run of the best, or of the boundary that the physics holds to be cheaper although its step was slower.
-
-        Step times of two launches differ by some percent for no reason of the boundary's, so such a pair is run again, the one
-        with fewer runs first.
-        """
-        best, rule = self._evidence.best(), self._rule
-        if best is None or self.posterior is None or not self.posterior.knows(best):
+        if self.posterior is None:
             return []
-        step_ms = self._evidence.verdicts[best].step_ms
-        if step_ms is None:
-            return []
-        doubtful = []
-        for boundary, verdict in self._evidence.verdicts.items():
-            if boundary == best or not verdict.eligible or verdict.step_ms is None or not self.posterior.knows(boundary):
-                continue
-            if self._doubt(boundary) is not None:
-                continue
-            cheaper = self.posterior.cheaper(boundary, best, rule.worth * step_ms)
-            if cheaper >= rule.doubt:
-                doubtful.append((-cheaper, boundary.key, boundary))
-        for _, _, rival in sorted(doubtful):
-            for boundary in sorted((rival, best), key=lambda b: (self._evidence.runs(b), b == best)):
-                runs = self._evidence.runs(boundary)
-                if runs < rule.most_runs and self._lacks(boundary, runs) is None:
-                    other = best if boundary == rival else rival
-                    why = f"its step is to be told from that of {other.key}"
-                    return [Proposal(boundary=boundary, why=why, repeat_reason="noise_pair")]
-        return []
+        return noise_pair(self._evidence, self.posterior, self._rule, self._lacks)
 
     def _unproven(self) -> list[Proposal]:
         """Under ``prove``: neighbours of the best that were not launched yet."""
@@ -354,17 +389,3 @@ class Planner:
 
     def _order(self, boundary: Boundary) -> int:
         return next((c.order for c in self._candidates if c.boundary == boundary), 0)
-
-    def _last_resort(self) -> set[Boundary]:
-        """Full over everything, and the selective set with the most labels."""
-        full = [c for c in self._candidates if c.boundary.granularity == "full"]
-        widest = widest_selective(self._candidates)
-        found = {widest} if widest is not None else set()
-        if full:
-            uniform = Boundary.full("uniform", 1)
-            lowest = min(full, key=lambda c: (self._expected_peak(c), c.order)).boundary
-            found.add(uniform if self._evidence.runs(uniform) else lowest)
-        return found
-
-    def _expected_peak(self, candidate: Candidate) -> float:
-        return float(candidate.prediction.peak_bytes) if candidate.prediction is not None else 0.0

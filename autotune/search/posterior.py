@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.prediction import PHASES, Prediction
+from autotune.search.densities import heavy_tail, normal_cdf
 from autotune.search.observations import IN_PROCESS, FailureSeen, PeakSeen, PriorSpread, StepSeen
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
+UNKNOWN_GROUP = 0.06
+"""Relative deviation of term groups where the ledger says nothing of any of them, before scaling."""
 
 
 class Posterior:
@@ -86,6 +90,9 @@ class Posterior:
                 rows.append(row)
                 phases.append(PHASES.index(phase) if phase in PHASES else len(PHASES))
         self._terms = np.array(rows, dtype=np.float64).reshape(len(rows), len(groups))
+        self._group = np.array([self._spread.of_group(group) for group in groups])
+        if self._spread.group is None and not self._group.any():
+            self._group[:] = UNKNOWN_GROUP  # terms that the ledger has no word on: their share alone is scaled
         self._savings = np.array(savings, dtype=np.float64).reshape(len(rows), len(self._labels) + 1)
         self._phase = np.array(phases, dtype=np.intp)
         self._starts = np.array(starts, dtype=np.intp)
@@ -118,11 +125,16 @@ class Posterior:
         factors = generator.standard_normal((groups, draws))
         offsets = generator.standard_normal((len(PHASES) + 1, draws)) * spread.phase_offset * width
         self._shared = generator.standard_normal(draws) * spread.offset * width
-        self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * spread.saving * width
+        scale = self._calibration()
+        # Errors of parts average out in their sum, so what one label saves is known no better than all terms together.
+        saving = max(spread.saving, 2 * scale * self._mean_group_spread())
+        self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * saving * width
         self._own = generator.standard_normal((len(self.boundaries), draws)) * self._own_widths()[:, None] * width
         self._inert = generator.random((len(self._labels), draws)) < spread.inert
-        self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * spread.price)
-        self._factors = 1 + factors * (spread.group * self._calibration() * width)
+        # Whoever is wrong about bytes is not to be trusted on times either, within reason.
+        price = spread.price * np.minimum(width, spread.price_width)
+        self._price = np.exp(generator.standard_normal((len(self._price_names), draws)) * price)
+        self._factors = 1 + factors * (self._group * scale)[:, None] * width
         self._offsets = offsets
         self._weights = np.full(draws, 1 / draws)
         self._pair_up()
@@ -154,12 +166,17 @@ class Posterior:
             stop = self._starts[i + 1] if i + 1 < len(self._starts) else len(self._terms)
             rows = self._terms[self._starts[i] : stop]
             terms = rows[int(np.argmax(rows.sum(axis=1)))]
-            ours = spread.group * float(np.sqrt((terms**2).sum()))
+            ours = float(np.sqrt(((terms * self._group) ** 2).sum()))
             theirs = (prediction.peak_p95_bytes - prediction.peak_bytes) / 1.645 / self._scale
             rest = spread.offset**2 + spread.phase_offset**2 + (spread.own or 0.0) ** 2
             if ours > 0:
                 ratios.append(math.sqrt(max(theirs**2 - rest, (theirs / 4) ** 2)) / ours)
         return float(np.median(ratios)) if ratios else 1.0
+
+    def _mean_group_spread(self) -> float:
+        """Relative deviation of all uncertain terms together, over the heaviest points."""
+        uncertain = self._terms[:, self._group > 0].sum()
+        return float(np.sqrt(((self._terms * self._group) ** 2).sum(axis=1)).sum() / uncertain) if uncertain > 0 else 0.0
 
     def _rebuild_peaks(self) -> None:
         self._points = self._terms @ self._factors + self._offsets[self._phase] - self._savings @ self._saved
@@ -209,14 +226,14 @@ class Posterior:
         i, spread = self._index[seen.boundary], self._spread
         if isinstance(seen, PeakSeen):
             if seen.in_process:
-                return _heavy_tail((self._peaks[i] - self._shared - seen.peak_bytes / self._scale) / IN_PROCESS)
+                return heavy_tail((self._peaks[i] - self._shared - seen.peak_bytes / self._scale) / IN_PROCESS)
             noise = spread.run if seen.scatter is None else seen.scatter * seen.peak_bytes / self._scale
-            likelihood = _heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / noise)
+            likelihood = heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / noise)
             return likelihood * self._phase_likelihood(i, seen.phases)
         if isinstance(seen, FailureSeen):
             noise = IN_PROCESS if seen.in_process else spread.run
             peaks = self._peaks[i] - self._shared if seen.in_process else self._peaks[i]
-            sure = _normal_cdf((peaks - seen.above_bytes / self._scale) / noise)
+            sure = normal_cdf((peaks - seen.above_bytes / self._scale) / noise)
             return spread.by_chance + (1 - spread.by_chance) * sure
         return self._step_likelihood(i, seen)
 
@@ -229,7 +246,7 @@ class Posterior:
                 continue
             ours = self._points[rows].max(axis=0) + self._own[i] + self._shared
             # Phases share most of their terms: each counts less than a peak of its own would.
-            likelihood = likelihood * np.sqrt(_heavy_tail((ours - phases[phase] / self._scale) / (2 * self._spread.run)))
+            likelihood = likelihood * np.sqrt(heavy_tail((ours - phases[phase] / self._scale) / (2 * self._spread.run)))
         return likelihood
 
     def _step_likelihood(self, i: int, seen: StepSeen) -> Floats:
@@ -239,7 +256,7 @@ class Posterior:
             return np.ones(self._draws)
         bases = np.mean([s.step_ms - self._prices[self._index[s.boundary]] for s in earlier], axis=0)
         width = (seen.scatter or self._spread.step) * seen.step_ms * math.sqrt(1 + 1 / len(earlier))
-        return _heavy_tail((bases + self._prices[i] - seen.step_ms) / width)
+        return heavy_tail((bases + self._prices[i] - seen.step_ms) / width)
 
     def _rejuvenate(self) -> None:
         """Draw the worlds again by weight and shake them, keeping mean and spread (Liu and West 2001, a = 0.97)."""
@@ -278,7 +295,7 @@ class Posterior:
     def fit(self, boundary: Boundary, limit_bytes: int) -> float:
         """Probability that one more run of a boundary stays within the limit."""
         values = self._peaks[self._index[boundary]]
-        return float(_normal_cdf((limit_bytes / self._scale - values) / self._spread.run) @ self._weights)
+        return float(normal_cdf((limit_bytes / self._scale - values) / self._spread.run) @ self._weights)
 
     def safe(self, boundary: Boundary, limit_bytes: int) -> float:
         """Probability that the mean of a boundary's launches is within the limit, and that one more launch is too."""
@@ -286,23 +303,50 @@ class Posterior:
 
     def _safe(self, i: int, limit_bytes: int) -> Floats:
         room = limit_bytes / self._scale - self._peaks[i]
-        return np.where(room >= 0, _normal_cdf(room / self._spread.run), 0.0)
+        return np.where(room >= 0, normal_cdf(room / self._spread.run), 0.0)
 
     def over(self, boundary: Boundary, limit_bytes: int) -> float:
         """Probability that the mean peak of a boundary's launches is over the limit."""
         return float((self._peaks[self._index[boundary]] > limit_bytes / self._scale) @ self._weights)
 
+    def accepted(self, boundary: Boundary, limit_bytes: int, risk: float) -> float:
+        """Probability that one more launch of a boundary passes and leaves at most ``risk`` of its mean being over the limit.
+
+        The mean peak is taken as normal with the worlds' mean and deviation; a launch scatters around it by ``PriorSpread.run``.
+        """
+        return float(self._accepted(self._index[boundary], limit_bytes, risk) @ self._weights)
+
+    def _accepted(self, i: int, limit_bytes: int, risk: float) -> Floats:
+        peaks, limit, noise = self._peaks[i], limit_bytes / self._scale, self._spread.run
+        mean = float(peaks @ self._weights)
+        variance = max(float(((peaks - mean) ** 2) @ self._weights), 1e-12)
+        after = 1 / (1 / variance + 1 / noise**2)
+        # The launch's peak at which the updated mean is so far below the limit that the risk is met.
+        bound = ((limit + NormalDist().inv_cdf(risk) * math.sqrt(after)) / after - mean / variance) * noise**2
+        return normal_cdf((min(bound, limit) - peaks) / noise)
+
     def price_ms(self, boundary: Boundary) -> float:
         """Mean replay price of a boundary."""
         return float(self._prices[self._index[boundary]] @ self._weights)
 
-    def cheaper(self, boundary: Boundary, other: Boundary, by_ms: float) -> float:
-        """Probability that a boundary's price is below another's by more than ``by_ms``."""
-        saving = self._prices[self._index[other]] - self._prices[self._index[boundary]]
-        return float((saving > by_ms) @ self._weights)
+    def better(self, boundary: Boundary, other: Boundary, limit_bytes: int, by_ms: float) -> float:
+        """Probability that a boundary's mean peak is within the limit and its price below another's by more than ``by_ms``."""
+        i, j = self._index[boundary], self._index[other]
+        both = (self._peaks[i] <= limit_bytes / self._scale) & (self._prices[j] - self._prices[i] > by_ms)
+        return float(both @ self._weights)
 
-    def gain(self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float) -> tuple[float, float]:
+    def lost(self, boundary: Boundary, other: Boundary) -> float:
+        """What preferring a boundary to another costs on average, in ms a step: what it is dearer in the worlds where it is."""
+        dearer = self._prices[self._index[boundary]] - self._prices[self._index[other]]
+        return float(np.maximum(dearer, 0) @ self._weights)
+
+    def gain(
+        self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float, *, risk: float | None = None
+    ) -> tuple[float, float]:
         """What launching a boundary may gain over the answer.
+
+        With a ``risk`` only what the launch would leave acceptable counts (``accepted``): a setting at the limit that one pass
+        leaves in doubt is no gain.
 
         After a survey a launch tells whether it is within the limit, and next to nothing of its price, since launches scatter by
         more than prices are uncertain: then the mean saving counts. Before, what it would be in each world.
@@ -312,7 +356,8 @@ class Posterior:
             and cheaper by more than ``worth`` of a step.
         """
         i, j = self._index[boundary], self._index[answer]
-        safe, saving = self._safe(i, limit_bytes), self._prices[j] - self._prices[i]
+        safe = self._safe(i, limit_bytes) if risk is None else self._accepted(i, limit_bytes, risk)
+        saving = self._prices[j] - self._prices[i]
         if self._spread.surveyed:
             saving = np.full_like(saving, saving @ self._weights)
         expected = float((np.maximum(saving, 0) * safe) @ self._weights)
@@ -339,17 +384,3 @@ def _leading_points(prediction: Prediction) -> list[tuple[_Place, Mapping[str, i
         points.sort(key=lambda p: (-p[0], p[1]))
         found += [(place, terms) for size, place, terms in points[:2] if size > 0.8 * prediction.peak_bytes]
     return found or [((prediction.stage, "steady", prediction.phase), {"all": prediction.peak_bytes})]
-
-
-def _heavy_tail(z: Floats) -> Floats:
-    """Student's t with 4 degrees of freedom, up to a constant: one bad reading does not rule every world out."""
-    return (1 + z * z / 4) ** -2.5
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    """Normal distribution function by Abramowitz and Stegun 7.1.26 (error < 2e-7)."""
-    x = np.abs(z) / math.sqrt(2)
-    t = 1 / (1 + 0.3275911 * x)
-    poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    half = 0.5 * poly * np.exp(-x * x)
-    return np.where(z >= 0, 1 - half, half)

@@ -16,6 +16,8 @@ SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
 """Times that a survey's errors may be too narrow, with their probabilities."""
 NEAR = 0.98
 """Share of the limit above which a passing peak is near it (trial/gates.py)."""
+CERTIFIED = 0.05
+"""The certificate rules a setting out by probability only where it fits and is cheaper by 1 % with no more than this."""
 SMALLEST_SCATTER = 0.001
 """Interleaved steps are never trusted to be better than this."""
 
@@ -28,10 +30,10 @@ class StopRule:
         worth: A saving below this share of a step is none.
         chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
         expected: ... and none is expected to save this share of a step.
-        risk: A passing boundary near the limit is run again while its mean peak is over the limit with this probability ...
-        accepted: ... and is not the answer while it is so with this one, if another passes.
-        doubt: A pair of timed boundaries is repeated where the worlds rank it the other way with this probability.
-        most_runs: ... until each of them was run so often.
+        accepted: A passing boundary near the limit is not the answer while its mean peak is over the limit with a larger
+            probability, if another passes; it is run again while that is worth a launch.
+        sure: What fits with this probability counts as an answer that could be had instead.
+        most_runs: A boundary near the limit, or one of a pair whose prices are not told apart, is run at most so often.
         hopeless: Without a pass: candidates that fit with a smaller probability are not launched, but full and the broadest
             selective set are ...
         beyond: ... and those with a smaller one than this are not either once these two failed.
@@ -40,9 +42,8 @@ class StopRule:
     worth: float = 0.01
     chance: float = 0.05
     expected: float = 0.002
-    risk: float = 0.05
-    accepted: float = 0.05
-    doubt: float = 0.7
+    accepted: float = 0.01
+    sure: float = 0.9
     most_runs: int = 3
     hopeless: float = 0.05
     beyond: float = 0.15

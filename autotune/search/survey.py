@@ -12,6 +12,7 @@ from statistics import median
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.prediction import PhasePeak, Prediction, StagePeak
 from autotune.search.candidate import Candidate
+from autotune.search.held import held_prediction
 from autotune.trial.record import TrialRecord
 
 PEAK_ERROR = 0.002
@@ -44,6 +45,7 @@ class SurveyFindings:
         peak_error: Relative standard error of a setting's peak by itself, as it is known before any is compared.
         saving_error: Relative standard error of the bytes that a label saves, in all its settings alike.
         inert_labels: Labels without a region.
+        base_step_ms: Steps of the base interleaved with those of the switched settings; empty where nothing was switched to.
     """
 
     base: Boundary
@@ -52,6 +54,7 @@ class SurveyFindings:
     peak_error: float = PEAK_ERROR
     saving_error: float = SAVING_ERROR
     inert_labels: tuple[str, ...] = ()
+    base_step_ms: tuple[float, ...] = ()
 
     @property
     def measured_bytes(self) -> dict[Boundary, int]:
@@ -81,11 +84,14 @@ class SurveyFindings:
         return max(0.03, median(known)) if known else 0.1
 
 
-def candidates_after_survey(candidates: Sequence[Candidate], findings: SurveyFindings) -> tuple[Candidate, ...]:
+def candidates_after_survey(
+    candidates: Sequence[Candidate], findings: SurveyFindings, *, metric: str = "allocated"
+) -> tuple[Candidate, ...]:
     """The candidates with the survey's predictions instead of the ledger's.
 
     A setting that the survey cannot tell from one with fewer labels has the same effect. One that it does not know keeps its
-    status and loses its prediction: errors of two kinds are not mixed.
+    status and loses its prediction: errors of two kinds are not mixed. Graph pools, which come after a survey's steps, stay
+    those of the ledger.
     """
     known = {s.boundary: s for s in findings.settings}
     labels = _prices_by_label(findings.settings)
@@ -100,7 +106,9 @@ def candidates_after_survey(candidates: Sequence[Candidate], findings: SurveyFin
         if surveyed is None or candidate.status not in ("distinct", "not_checkable"):
             after.append(replace(candidate, prediction=None) if candidate.prediction is not None else candidate)
             continue
-        prediction, same = _prediction(surveyed, findings.peak_error, labels), first[_effect(surveyed)]
+        pool = candidate.prediction.graph_pool_bytes if candidate.prediction is not None else 0
+        allocated = replace(_prediction(surveyed, findings.peak_error, labels), graph_pool_bytes=pool)
+        prediction, same = held_prediction(allocated, metric), first[_effect(surveyed)]
         if same == candidate.boundary:
             after.append(replace(candidate, prediction=prediction))
         else:

@@ -28,8 +28,8 @@ def predict(boundary: Boundary, *, saves: Mapping[str, float] = SAVES_GB, prices
         kept, total, replay = 4.0 + boundary.num_layers, FULL_MS + boundary.num_layers, {}
     phases = (
         PhasePeak(iteration="steady", phase="loss", peak_bytes=round((STATIC_GB + kept) * GB),
-                  terms={"states": round(STATIC_GB * GB), "activations": round(kept * GB)}),
-        PhasePeak(iteration="steady", phase="optimizer", peak_bytes=round(WALL_GB * GB), terms={"states": round(WALL_GB * GB)}),
+                  terms={"weights": round(STATIC_GB * GB), "attention": round(kept * GB)}),
+        PhasePeak(iteration="steady", phase="optimizer", peak_bytes=round(WALL_GB * GB), terms={"weights": round(WALL_GB * GB)}),
     )  # fmt: skip
     heavy = max(phases, key=lambda p: p.peak_bytes)
     peak = heavy.peak_bytes
