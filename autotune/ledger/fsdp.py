@@ -117,7 +117,10 @@ def flow(workload: Workload, stack: ResolvedStack, largest: int) -> Flow | None:
     if optimizer.use_torch_fsdp2:
         # One unit ahead; a unit's gradients and the flat input of their reduction.
         return Flow(weight_width=width, gradient_width=width, ahead=1, queue=0, copies=2, roots=True)
-    unit = max(_LEAST_UNIT_ELEMENTS, 2 * largest)
+    unit = optimizer.suggested_communication_unit_size or max(_LEAST_UNIT_ELEMENTS, 2 * largest)
+    if optimizer.fsdp_double_buffer:
+        # Layers lie in lasting buffers (double_buffer_bytes).
+        return Flow(weight_width=0, gradient_width=0, ahead=0, queue=0, copies=0, roots=False)
     travels = optimizer.megatron_fsdp_grad_comm_dtype or gradient_dtype(workload, stack)
     return Flow(
         weight_width=width if spread.weights else 0,
@@ -127,6 +130,22 @@ def flow(workload: Workload, stack: ResolvedStack, largest: int) -> Flow | None:
         copies=1,
         roots=False,
     )
+
+
+def double_buffer_bytes(workload: Workload, stack: ResolvedStack, largest: int) -> int:
+    """Two layers' weights and two layers' gradients that stay on the device (FixedPoolAllocator).
+
+    Args:
+        workload: What is trained.
+        stack: What it runs on.
+        largest: Elements of the largest layer.
+    """
+    optimizer, spread = workload.optimizer, sharding(workload)
+    if not (optimizer.use_megatron_fsdp and optimizer.fsdp_double_buffer):
+        return 0
+    width = DTYPE_BYTES[workload.precision.params_dtype] if spread.weights else 0
+    travels = optimizer.megatron_fsdp_grad_comm_dtype or gradient_dtype(workload, stack)
+    return 2 * largest * (width + (DTYPE_BYTES[travels] if spread.gradients else 0))
 
 
 def outside(params: Sequence[Param]) -> int:

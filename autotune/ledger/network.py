@@ -33,10 +33,10 @@ class Network:
         self._unquantized: dict[LayerKind, BuiltLayer] = {}
         self.stages = tuple(self._stage_model(stage) for stage in stages(ctx.workload))
 
-    def _layer(self, kind: LayerKind, index: int | None = None) -> BuiltLayer:
+    def _layer(self, kind: LayerKind, *, bf16: bool) -> BuiltLayer:
         if kind not in self.built:
             self.built[kind] = build_layer(self.ctx, kind)
-        if index is None or not self._stays_bf16(index):
+        if not bf16:
             return self.built[kind]
         if kind not in self._unquantized:
             precision = replace(self.ctx.workload.precision, fp8=None, fp4=None)
@@ -81,7 +81,9 @@ class Network:
         """
         before = BuiltLayer(None, Layer(f"mtp{depth}", mtp_ops(self.ctx, depth)), mtp_params(self.ctx, depth))
         after = BuiltLayer(None, Layer(f"mtp{depth}.head", cross_entropy_ops(self.ctx, f"mtp{depth}.")), (), loss=True)
-        found = [before, *(self._layer(kind) for kind in self._mtp_kinds(depth)), after]
+        precision = self.ctx.workload.precision
+        bf16 = precision.keep_mtp_spec_in_bf16 and (precision.fp8 or precision.fp4) is not None
+        found = [before, *(self._layer(kind, bf16=bf16) for kind in self._mtp_kinds(depth)), after]
         if depth and self.ctx.workload.model.mtp_use_repeated_layer:
             return [replace(built, params=()) for built in found]
         return found
@@ -99,7 +101,9 @@ class Network:
         workload, parallel = self.ctx.workload, self.ctx.workload.parallel
         pp, vpp = parallel.pipeline_model_parallel_size, len(stage.chunks)
         tied = workload.model.share_embeddings_and_output_weights
-        chunks: list[list[BuiltLayer]] = [[self._layer(self.layers[index], index) for index in chunk] for chunk in stage.chunks]
+        chunks: list[list[BuiltLayer]] = [
+            [self._layer(self.layers[index], bf16=self._stays_bf16(index)) for index in chunk] for chunk in stage.chunks
+        ]
         extra: list[Param] = []
         if stage.has_embedding:
             chunks[0].insert(0, self._embedding)
@@ -131,6 +135,10 @@ class Network:
                 has_moe=has_moe,
                 tied_copy=tied and stage.has_loss,
                 in_flight_deferred=deferred,
+                largest=max(
+                    (sum(p.numel for p in built.params) for chunk in chunks for built in chunk if built.kind is not None),
+                    default=0,
+                ),
             ),
             moments=when,
             tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),

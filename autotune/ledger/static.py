@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autotune.ledger.allocator import unsplit_bytes
 from autotune.ledger.block import NVFP4_BLOCK, Context, Param
-from autotune.ledger.fsdp import gradient_dtype, keeps_root_weights, outside, sharding
+from autotune.ledger.fsdp import double_buffer_bytes, gradient_dtype, keeps_root_weights, outside, sharding
 from autotune.ledger.shares import shard_sizes, state_shares
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
@@ -69,6 +69,7 @@ def static_bytes(
     has_moe: bool,
     tied_copy: bool,
     in_flight_deferred: int,
+    largest: int = 0,
 ) -> StaticBytes:
     """Static bytes of a rank that holds ``params``.
 
@@ -79,6 +80,7 @@ def static_bytes(
         has_moe: Whether grouped experts are here.
         tied_copy: Whether the output layer uses the embedding's weight here (its gradient has no dummy of its own).
         in_flight_deferred: Micro batches whose embedding weight gradient is deferred here.
+        largest: Elements of the largest layer.
     """
     workload, s = ctx.workload, ctx.sizes
     optimizer, precision = workload.optimizer, workload.precision
@@ -103,12 +105,13 @@ def static_bytes(
 
     effective = precision_aware_takes_effect(workload)
     aware = optimizer.use_precision_aware_optimizer
+    decoupled = optimizer.use_megatron_fsdp and optimizer.megatron_fsdp_use_decoupled_grad
     low_precision = precision.params_dtype in ("bf16", "fp16")
     widths = _StateWidths(
         master=_master_width(workload, effective=effective),
         exp_avg=DTYPE_BYTES[optimizer.exp_avg_dtype] if aware else 4,
         exp_avg_sq=DTYPE_BYTES[optimizer.exp_avg_sq_dtype] if aware else 4,
-        grad_copy=4 if low_precision and grad_width < 4 and not effective else 0,
+        grad_copy=4 if low_precision and grad_width < 4 and not (effective or decoupled) else 0,
     )
     master = moments = copies = 0
     for param, shards in state_shares(ctx, trained):
@@ -142,6 +145,7 @@ def static_bytes(
     in_schedule: dict[str, int] = {}
     if spread.weights and not optimizer.use_torch_fsdp2:
         (always if keeps_root_weights(workload, ctx.stack) else in_schedule)["fsdp"] = s.width * outside(params)
+    always["fsdp"] = always.get("fsdp", 0) + double_buffer_bytes(workload, ctx.stack, largest)
     waiting = grad_width * outside(trained) if spread.gradients and not optimizer.use_torch_fsdp2 else 0
     if in_flight_deferred:
         in_schedule["deferred_wgrad"] = in_flight_deferred * (s.width * s.tokens * s.vocab + s.gathered_bytes)
@@ -227,8 +231,9 @@ def _weight_bytes(ctx: Context, params: tuple[Param, ...]) -> int:
     gemm = sum(p.numel for p in params if p.gemm and p.quantized and p.name != "head.output")
     rest = sum(p.numel for p in params) - gemm
     if precision.fp4:
-        # both directions of each weight are cached beside BF16, half a byte and its scales an element
-        return width * (gemm + rest) + 2 * (gemm // 2 + gemm // NVFP4_BLOCK)
+        # Both directions of each weight, half a byte and its scales an element: cached beside BF16, or the parameters themselves
+        # (param_and_grad_buffer.py:_ParamAndGradBuffer, modify_nvfp4_rowwise_storage at d98e8a64).
+        return width * (rest if precision.fp4_param else gemm + rest) + 2 * (gemm // 2 + gemm // NVFP4_BLOCK)
     if not precision.fp8:
         return width * (gemm + rest)
     directions = 2 if ctx.stack.sm < 100 or precision.fp8_recipe in ("blockwise", "mxfp8") else 1

@@ -18,7 +18,7 @@ _HOST_SECTIONS = frozenset({"dataset", "rng", "tokenizer"})
 """Sections whose fields stay on the host, but for those with a home of their own."""
 _GPUS = {"h100": "H100", "h200": "H200", "b200": "B200", "gb200": "GB200", "b300": "B300", "gb300": "GB300"}
 _GPU_IN_NAME = re.compile(r"_[1-9][0-9]*gpu_([a-z0-9]+)_")
-_QUANTISED_ONLY = frozenset({"keep_mtp_spec_in_bf16", "moe_router_padding_for_fp8", "fp8_quantizer_factory", "fp4_recipe"})
+_QUANTISED_ONLY = frozenset({"moe_router_padding_for_fp8", "fp8_quantizer_factory", "fp4_recipe"})
 """Fields that act under FP8 or FP4 only."""
 _SECTIONS = ("model", "parallel", "train", "precision", "optimizer", "features")
 _APPLIED = frozenset({"mixed_precision", "comm_overlap"})
@@ -61,6 +61,9 @@ def as_workload(answer: Mapping[str, Any], *, name: str, source: Source, gpu: st
         notes.append("vocabulary size unknown: the tokenizer is not at hand; give model.vocab_size=N")
     if vocabulary["note"]:
         notes.append(vocabulary["note"])
+    named = _GPU_IN_NAME.search(answer["function"])
+    if gpu is None and named and named[1] not in _GPUS:
+        notes.append(f"GPU {named[1]} of the recipe's name is not known: H100 assumed")
     hardware = gpu or gpu_in_name(answer["function"]) or "H100"
     return from_builtins(
         {

@@ -26,6 +26,7 @@ _PRECISION_BY_MIXED = (
 _OPTIMIZER_BY_DDP = ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
                      "use_megatron_fsdp", "data_parallel_sharding_strategy", "megatron_fsdp_main_params_dtype",
                      "megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype",
+                     "megatron_fsdp_use_decoupled_grad", "fsdp_double_buffer", "suggested_communication_unit_size",
                      "reuse_grad_buf_for_mxfp8_param_ag")  # fmt: skip
 
 
@@ -41,6 +42,7 @@ def _homes() -> dict[str, Home]:
     homes["model.cuda_graph_scope"] = ("features", "cuda_graph_modules")  # its name before Megatron Core 0.19
     homes |= {f"mixed_precision.{name}": ("precision", name) for name in _PRECISION_BY_MIXED}
     homes["mixed_precision.fp8_param_gather"] = ("precision", "fp8_param")
+    homes |= {f"{section}.fp4_param_gather": ("precision", "fp4_param") for section in ("mixed_precision", "ddp")}
     homes["mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"] = ("optimizer", "reuse_grad_buf_for_mxfp8_param_ag")
     homes |= {f"optimizer.{f.name}": ("optimizer", f.name) for f in fields(Optimizer)}
     homes |= {f"ddp.{name}": ("optimizer", name) for name in _OPTIMIZER_BY_DDP}
@@ -60,7 +62,7 @@ _TRAIN = ("micro_batch_size", "global_batch_size", "manual_gc")
 _OPTIMIZER_ELSEWHERE = (
     "overlap_grad_reduce", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy",
     "megatron_fsdp_main_params_dtype", "megatron_fsdp_main_grads_dtype", "megatron_fsdp_grad_comm_dtype",
-    "use_layer_wise_param_layout",
+    "megatron_fsdp_use_decoupled_grad", "fsdp_double_buffer", "suggested_communication_unit_size", "use_layer_wise_param_layout",
 )  # fmt: skip
 _COMM_OVERLAP: Mapping[str, Home] = {
     "tp_comm_overlap": ("features", "tp_comm_overlap"),

@@ -61,6 +61,7 @@ DIRECT: Mapping[str, Arg] = {
     **_switches("model", "add_bias_linear", "use_mamba_mem_eff_path", default=True),
     "hidden_dropout": Arg("model.hidden_dropout", "float", 0.1),
     "attention_dropout": Arg("model.attention_dropout", "float", 0.1),
+    "suggested_communication_unit_size": Arg("optimizer.suggested_communication_unit_size"),
     "optimizer_offload_fraction": Arg("optimizer.optimizer_offload_fraction", "float", 1.0),
     "moe_expert_capacity_factor": Arg("model.moe_expert_capacity_factor", "float"),
     "num_experts": Arg("model.num_moe_experts"),
@@ -91,7 +92,7 @@ DIRECT: Mapping[str, Arg] = {
     **_numbers("precision", num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=1),
     **_switches(
         "precision", "fp8_param", "first_last_layers_bf16", "fp32_residual_connection", "attention_softmax_in_fp32",
-        "apply_query_key_layer_scaling", "disable_parameter_transpose_cache",
+        "apply_query_key_layer_scaling", "disable_parameter_transpose_cache", "fp4_param",
     ),
     # Optimizer and data parallelism
     **_words("optimizer", optimizer="adam", data_parallel_sharding_strategy="optim_grads_params"),
@@ -99,6 +100,7 @@ DIRECT: Mapping[str, Arg] = {
         "optimizer", "use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather",
         "reuse_grad_buf_for_mxfp8_param_ag",
         "use_precision_aware_optimizer", "optimizer_cpu_offload", "use_megatron_fsdp", "use_torch_fsdp2",
+        "fsdp_double_buffer", "megatron_fsdp_use_decoupled_grad",
     ),
     **{
         name: Arg(f"optimizer.{name}", "dtype", "fp32")
@@ -174,6 +176,7 @@ ALIASES: Mapping[str, str] = {
     "fp8_format": "fp8",
     "fp8_param_gather": "fp8_param",
     "fp4_format": "fp4",
+    "fp4_param_gather": "fp4_param",
     "cuda_graph_scope": "cuda_graph_modules",
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",

@@ -171,6 +171,7 @@ def _follow(given: dict[str, Any]) -> None:
         given["sequence_parallel"] = False
     if given["use_megatron_fsdp"]:
         given["use_distributed_optimizer"] = True
+        given["megatron_fsdp_use_decoupled_grad"] = given["use_precision_aware_optimizer"]
     else:
         given["data_parallel_sharding_strategy"] = "no_shard"  # the argument's default acts under FSDP only
     if given["cpu_offloading_num_layers"]:

@@ -130,5 +130,8 @@ NEUTRAL: Mapping[str, str] = {
     "is_hybrid_model": "the layer pattern says it",
     "mock": _DATA,
     "pipeline_dtype": "dtype of stage outputs; equals params_dtype in every mixed-precision recipe",
+    "init_model_with_meta_device": "where parameters are before they are copied to their buffers",
+    "moe_pad_experts_for_cuda_graph_inference": _INFERENCE,
+    "fsdp_all_gather_in_start_param_sync": "when the first gather of a step begins",
     "variable_seq_lengths": "stage outputs are allocated by their real shape",
 }

@@ -168,6 +168,10 @@ class Precision:
     disable_parameter_transpose_cache: bool = False
     """Transformer Engine keeps no transposed copy of FP8 weights."""
     fp4: str | None = None
+    fp4_param: bool = False
+    """Weights are NVFP4 tensors of their own instead of copies beside BF16."""
+    keep_mtp_spec_in_bf16: bool = False
+    """Layers of multi-token prediction stay in BF16."""
     first_last_layers_bf16: bool = False
     num_layers_at_start_in_bf16: int = 1
     num_layers_at_end_in_bf16: int = 1
@@ -206,6 +210,12 @@ class Optimizer:
     """Dtype in which Megatron-FSDP accumulates gradients; None: that of the parameters."""
     megatron_fsdp_grad_comm_dtype: Dtype | None = None
     """Dtype in which Megatron-FSDP's gradients travel; None: that in which they accumulate."""
+    megatron_fsdp_use_decoupled_grad: bool = False
+    """The optimizer takes Megatron-FSDP's gradients in their own dtype instead of fp32 copies."""
+    fsdp_double_buffer: bool = False
+    """Megatron-FSDP gathers layers into two lasting buffers, and reduces their gradients from two more."""
+    suggested_communication_unit_size: int | None = None
+    """Elements that Megatron-FSDP lets wait for their reduction; half as many are fetched ahead. None: 10^9 or two layers."""
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
     """MXFP8 parameters are gathered through the gradient buffer instead of a buffer of their own."""
 

@@ -10,7 +10,7 @@ from ledger_workloads import FFN, HIDDEN, SEQUENCE, small
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.coverage import coverage
 from autotune.ledger.ledger import Ledger
-from autotune.workload.workload import Hardware, Workload
+from autotune.workload.workload import Workload
 
 FP4: dict[str, Any] = {"fp4": "e2m1"}
 
@@ -43,8 +43,28 @@ def test_first_and_last_layers_may_stay_bf16() -> None:
     assert terms(**FP4, first_last_layers_bf16=True) == terms()
 
 
-def test_parameters_in_fp4_are_named_as_a_gap() -> None:
-    workload: Workload = small(precision=FP4)
+def test_parameters_in_fp4_have_no_bf16_weights_beside_them() -> None:
+    """param_and_grad_buffer.py:modify_nvfp4_rowwise_storage; the transposed copy is made after the gather and stays."""
+    gemm = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN)
+    assert terms()["weights"] - terms(**FP4, fp4_param=True)["weights"] == 2 * gemm - 2 * packed(gemm)
+
+
+def test_fp4_is_covered_and_attention_in_fp8_is_named_as_a_gap() -> None:
+    workload: Workload = small(precision={**FP4, "fp4_param": True})
     assert coverage(workload).covered
-    gap = replace(workload, hardware=Hardware(gpu="B200"), other={"model.fp4_param": True})
-    assert coverage(gap).reasons == ("model.fp4_param (FP4 parameters are not modelled)",)
+    gap = replace(workload, other={"model.fp8_dot_product_attention": True})
+    assert coverage(gap).reasons == ("model.fp8_dot_product_attention (what attention in FP8 keeps is not modelled)",)
+
+
+def test_layers_of_multi_token_prediction_may_stay_bf16() -> None:
+    """One layer more than the decoder's two; its norms, concatenation and projection are the same in both."""
+    model = {"mtp_num_layers": 1}
+    kept = [
+        Ledger(small(model=model, precision={**FP4, "keep_mtp_spec_in_bf16": bf16})).predict(Boundary.selective())
+        for bf16 in (False, True)
+    ]
+    packed_mlp, plain_mlp = (
+        next(p.terms["mlp"] for p in found.stages[0].phases if (p.iteration, p.phase) == ("steady", "loss")) for found in kept
+    )
+    wide = SEQUENCE * FFN
+    assert plain_mlp - packed_mlp == 2 * wide - packed(wide)

@@ -82,6 +82,31 @@ def test_gradients_have_the_dtype_of_the_parameters_unless_one_is_named() -> Non
     assert step["optimizer_state"] == pytest.approx(8 * TOTAL / 8, rel=0.002)
 
 
+def test_double_buffers_hold_two_layers_weights_and_gradients_for_good() -> None:
+    """FixedPoolAllocator, UB_BUFFER_NUM = 2."""
+    fields = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params", "fsdp_double_buffer": True}
+    steady = {
+        p.phase: p.terms
+        for p in Ledger(small(parallel=RANKS, train=BATCH, optimizer=fields)).predict(Boundary.selective()).stages[0].phases
+        if p.iteration == "steady"
+    }
+    lasting = 2 * ROOT + 2 * LAYER * (2 + 2)
+    assert {phase: steady[phase]["fsdp"] for phase in ("forward", "loss", "optimizer")} == dict.fromkeys(
+        ("forward", "loss", "optimizer"), lasting
+    )
+    assert steady["backward"]["fsdp"] == lasting + 2 * ROOT
+
+
+def test_a_decoupled_gradient_needs_no_fp32_copy_and_a_smaller_unit_waits_less() -> None:
+    fields = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+    decoupled = Ledger(small(parallel=RANKS, train=BATCH, optimizer={**fields, "megatron_fsdp_use_decoupled_grad": True}))
+    phases = {p.phase: p.terms for p in decoupled.predict(Boundary.selective()).stages[0].phases if p.iteration == "steady"}
+    assert "main_gradients" not in phases["optimizer"]
+    smaller = Ledger(small(parallel=RANKS, train=BATCH, optimizer={**fields, "suggested_communication_unit_size": 2}))
+    phases = {p.phase: p.terms for p in smaller.predict(Boundary.selective()).stages[0].phases if p.iteration == "steady"}
+    assert phases["forward"]["fsdp"] == 2 * (ROOT + 2 * LAYER)  # one layer is fetched ahead, however small the unit
+
+
 UNITS = (0, 5, 5, 5, 5, 0)
 
 
