@@ -6,7 +6,6 @@ A launcher that forks calls ``preload`` once and ``main`` in each child.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.trial.extension import compile_storage_sharing
 from autotune.trial.lines import LineWriter
 from autotune.trial.spec import Backend, Loop, TrialSpec
 
@@ -49,21 +49,8 @@ def preload(backend: Backend, loop: Loop | None = None) -> Loop:
 
         _counter.append(prelude.install())
     (bridge_loop if chosen == "bridge" else core_loop).preload()
-    _compile_storage_sharing()
+    compile_storage_sharing()
     return chosen
-
-
-def _compile_storage_sharing() -> None:
-    """Megatron Core 0.19 compiles a small extension when an output is first recomputed: once here, not in each rank.
-
-    Where that fails (no compiler, no ninja) nothing is lost: the labels that need it fail in their own trial, by name.
-    """
-    # Ninja is a Python package here, and a virtual environment need not be active for its python to run.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    from megatron.core.tensor_parallel import random
-
-    with contextlib.suppress(Exception):
-        getattr(random, "_get_share_storage", lambda: None)()
 
 
 def main(spec: TrialSpec, rank: int) -> int:

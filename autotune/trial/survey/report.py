@@ -90,7 +90,7 @@ class SurveyReport:
     host_thread_ms: Mapping[str, float] = field(default_factory=dict)
     """The same steps by the main thread's own time on rank 0, which other processes do not disturb."""
     recording_cost_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of ``SurveyPlan.cost_rounds``, on rank 0: a recorded (``bytes``) and a timed (``times``) step over the plain one before it."""
+    """Of ``SurveyPlan.cost_rounds``, rank 0: a recorded (``bytes``) and a timed (``times``) step over the plain one before it."""
     retained_bytes: Mapping[int, int] = field(default_factory=dict)
     """Per rank: what modules keep of the base's recomputed graphs between steps."""
     notes: tuple[str, ...] = ()

@@ -55,11 +55,12 @@ def _preload() -> Any:
     from autotune.trial.trace import world
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from autotune.trial import core_loop, prelude, rank
+    from autotune.trial import core_loop, prelude
+    from autotune.trial.extension import compile_storage_sharing
 
     counter = prelude.install(collectives=world.install)
     core_loop.preload()
-    rank._compile_storage_sharing()
+    compile_storage_sharing()
     return counter
 
 
