@@ -207,6 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=["text", "json"], default="text")
     options = parser.parse_args(arguments)
+    if "gp" in options.samplers:
+        import torch
+
+        torch.set_num_threads(1)  # its matrices are tiny: threads that wait for each other made a play take minutes
     plays = []
     for truth, limit, seed in _plays(options.truths, options.plays, options.seed):
         plays += [play(truth, limit, seed, sampler) for sampler in options.samplers.split(",")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
 from autotune.records import load_json
 from autotune.trial.record import TrialRecord
+from autotune.trial.survey.launch import read_report
+from autotune.trial.survey.report import SurveyReport
 from autotune.workload.workload import Source, Workload
 
 
@@ -22,12 +24,14 @@ class Earlier:
         full: Its launches where workload, revisions and backend are the same; numbered from -1 down, they are no trials of
             the new run.
         prior: Its launches where they differ: what they showed is believed only roughly.
+        survey: Its survey launch and what that found, where the launches count fully; taken in place of a new one.
         answer: What it recommended.
         note: Which of the two, and why, in one line.
     """
 
     full: tuple[TrialRecord, ...] = ()
     prior: tuple[TrialRecord, ...] = ()
+    survey: tuple[TrialRecord, SurveyReport] | None = None
     answer: Boundary | None = None
     note: str
 
@@ -45,12 +49,34 @@ def read_earlier(folder: Path, workload: Workload, workload_digest: str, backend
     # A survey launch ran many settings: its record is none of one boundary's own.
     records = [r for r in found if r.kind != "switched"]
     records = [replace(r, number=-1 - place) for place, r in enumerate(records)]
+    surveyed = [(r, read_report(folder / "trials" / f"{r.number:03d}")) for r in found if r.kind == "switched"]
     differs = _differences(folder, identity, workload, workload_digest, backend)
     count = f"{len(records)} trial{'s' if len(records) != 1 else ''} of {folder}"
     if not differs:
-        return Earlier(full=tuple(records), answer=_answer(folder), note=f"{count} count fully: same workload and revisions")
+        trusted = [(r, report) for r, report in surveyed if report is not None and report.trustworthy]
+        survey = next(((replace(r, number=-1 - len(records)), report) for r, report in reversed(trusted)), None)
+        note = f"{count} count fully: same workload and revisions"
+        return Earlier(full=tuple(records), survey=survey, answer=_answer(folder), note=note)
     note = f"{count} count as prior only: {', '.join(differs)}"
     return Earlier(prior=tuple(records), answer=_answer(folder), note=note)
+
+
+def usable_survey(
+    earlier: Sequence[Earlier], boundaries: Iterable[Boundary], limit_bytes: int
+) -> tuple[TrialRecord, SurveyReport] | None:
+    """The survey of an earlier run that stands for a new one: the last that predicts every boundary.
+
+    What ran out of memory in it under a lower limit than this run's says nothing here.
+    """
+    wanted = set(boundaries)
+    for run_before in reversed(earlier):
+        if run_before.survey is None:
+            continue
+        record, report = run_before.survey
+        if wanted <= {setting.boundary for setting in report.predicted}:
+            lower = report.limit_bytes is not None and report.limit_bytes < limit_bytes
+            return record, replace(report, trying=None) if lower else report
+    return None
 
 
 def _differences(folder: Path, identity: Mapping[str, Any], workload: Workload, workload_digest: str, backend: str) -> list[str]:

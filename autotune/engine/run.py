@@ -16,9 +16,10 @@ from autotune.engine.events import Event, OnEvent, ignore
 from autotune.engine.plan import plan_of
 from autotune.engine.prepare import Prepared, prepare, refuse_below_states, refuse_without_settings, with_recorded
 from autotune.engine.request import Request
-from autotune.engine.reuse import Earlier, read_earlier, set_aside, stale
+from autotune.engine.reuse import Earlier, read_earlier, set_aside, stale, usable_survey
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import Driver, SearchLoop
+from autotune.engine.survey_stage import findings_of
 from autotune.errors import RequestError
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Recommendation
@@ -29,7 +30,9 @@ from autotune.trial.gates import GateSettings
 from autotune.trial.record import TrialRecord
 
 if TYPE_CHECKING:
+    from autotune.search.planner import Planner
     from autotune.trial.survey.plan import SurveyPlan
+    from autotune.trial.survey.report import SurveyReport
 
 
 def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
@@ -117,6 +120,11 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
             for record in run_before.prior:
                 if isinstance(sampler, Hinted):
                     sampler.hint(record)
+        notes = [f"evidence: {run_before.note}" for run_before in earlier]
+        taken = usable_survey(earlier, [c.boundary for c in launchable(prepared.candidates)], limit_bytes) if plan else None
+        if taken is not None:
+            notes.append(_take_over(cast("Planner", sampler), *taken))
+            on_event(Event(kind="note", text=notes[-1]))
         directory.write("workload.json", prepared.workload)
         directory.write("candidates.json", plan_of(prepared, limit_bytes))
         study = StudyLog(directory.journal, [c.boundary for c in launchable(prepared.candidates)])
@@ -148,7 +156,7 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
                 sampler=sampler,
                 stop=stop,
                 run_directory=directory.path,
-                notes=tuple(f"evidence: {run_before.note}" for run_before in earlier),
+                notes=tuple(notes),
                 calibration=loop.calibrator.calibration if loop.calibrator is not None else None,
             )
         )
@@ -157,6 +165,13 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         return recommendation
     finally:
         directory.close()
+
+
+def _take_over(planner: Planner, record: TrialRecord, report: SurveyReport) -> str:
+    """Give a planner the survey of an earlier run in place of a launch of its own; what to say of it."""
+    planner.tell_survey(record, findings_of(report, record))
+    known = f"{len(report.predicted)} settings, under {report.base.key}"
+    return f"evidence: the survey of an earlier run ({known}) is taken in place of a launch"
 
 
 @runtime_checkable

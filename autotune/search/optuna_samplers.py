@@ -11,18 +11,17 @@ from optuna.distributions import BaseDistribution
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
-from autotune.search.evidence import Evidence, launchable
-from autotune.search.proposal import Proposal, Stop
-from autotune.search.repeats import Lacks, due_repeats, stuck
+from autotune.search.every_candidate import EveryCandidate
+from autotune.search.evidence import Evidence
+from autotune.search.repeats import Lacks
 from autotune.search.study import constraints, distributions, parameters
 from autotune.trial.record import TrialRecord
-from autotune.trial.verdict import Verdict
 
 STARTUP = 5
 """Trials before an Optuna sampler has a model."""
 
 
-class OptunaSampler:
+class OptunaSampler(EveryCandidate):
     """Asks an Optuna sampler, and takes the untried candidate nearest to what it suggests.
 
     The sampler sees a study in memory that holds exactly the finished trials, so that a suggestion that is invalid or known
@@ -45,63 +44,23 @@ class OptunaSampler:
         ordered: bool = False,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        super().__init__(candidates, evidence, lacks)
+        self.why = f"suggested by Optuna's {name} sampler"
         self._name = name
-        self._candidates = launchable(candidates)
-        self._evidence = evidence
-        self._lacks = lacks
         self._seed = seed
-        self._pending: set[Boundary] = set()
         self._first = self._cheapest_fitting()[:STARTUP] if ordered else []
         self._distributions: dict[str, BaseDistribution] = distributions([c.boundary for c in self._candidates])
 
-    def ask(self, count: int = 1) -> list[Proposal]:
-        """Suggestions, each moved to the nearest untried candidate."""
-        if stuck(self._evidence) is not None:
-            return []
-        proposals: list[Proposal] = []
-        for _ in range(count):
-            fresh = self._fresh()
-            if not fresh:
-                break
-            first = next((b for b in self._first if b in fresh), None)
-            boundary = first if first is not None else self._nearest(self._suggest(), fresh)
-            self._pending.add(boundary)
-            proposals.append(Proposal(boundary=boundary, why=f"suggested by Optuna's {self._name} sampler"))
-        if not proposals and not self._pending:
-            proposals = list(due_repeats(self._evidence, self._lacks))[:count]
-            self._pending.update(proposal.boundary for proposal in proposals)
-        return proposals
-
-    def tell(self, record: TrialRecord) -> Verdict:
-        """Take a record."""
-        self._pending.discard(record.boundary)
-        return self._evidence.add(record)
-
-    def done(self) -> Stop | None:
-        """Over when every candidate that can be run was run."""
-        halted = stuck(self._evidence)
-        if halted is not None:
-            return Stop(outcome="open", text="a retry failed by infrastructure too", open_boundaries=(halted,))
-        if self._pending or self._fresh() or any(due_repeats(self._evidence, self._lacks)):
-            return None
-        untried = tuple(c.boundary for c in self._candidates if self._evidence.runs(c.boundary) == 0)
-        if self._evidence.best() is not None:
-            return Stop(outcome="answer", text="every candidate that can be run was run", open_boundaries=untried)
-        text = "no candidate that was run passes"
-        return Stop(outcome="open" if untried else "none", text=text, open_boundaries=untried)
+    def choose(self, fresh: Sequence[Boundary]) -> Boundary:
+        """The suggestion, moved to the nearest untried candidate."""
+        first = next((b for b in self._first if b in fresh), None)
+        return first if first is not None else self._nearest(self._suggest(), fresh)
 
     def _cheapest_fitting(self) -> list[Boundary]:
         limit = self._evidence.settings.limit_bytes
         known = [(c.prediction.replay_ms, c.order, c.boundary) for c in self._candidates
                  if c.prediction is not None and c.prediction.peak_bytes <= limit]  # fmt: skip
         return [boundary for _, _, boundary in sorted(known, key=lambda row: row[:2])]
-
-    def _fresh(self) -> list[Boundary]:
-        return [
-            c.boundary
-            for c in self._candidates
-            if self._evidence.runs(c.boundary) == 0 and c.boundary not in self._pending and self._lacks(c.boundary, 0) is None
-        ]
 
     def _suggest(self) -> dict[str, Any]:
         with warnings.catch_warnings():

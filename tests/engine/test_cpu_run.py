@@ -40,3 +40,9 @@ def test_measured_search_of_a_tiny_recipe(tmp_path: Path) -> None:
 
     again = run(Request(recipe="llama_tiny", mem_target_bytes=limit, out=tmp_path / "tight", resume=True))
     assert (again.name, len(again.trials)) == (answer.name, len(answer.trials))
+
+    # The survey of the first run was of the same workload and stack: another limit needs none of its own.
+    reused = run(Request(recipe="llama_tiny", mem_target_bytes=limit, out=tmp_path / "reused", evidence=str(tmp_path / "wide")))
+    assert (reused.kind, reused.verdict, reused.name) == ("measured", "pass", answer.name)
+    assert not list((tmp_path / "reused").glob("trials/*/survey.json")) and len(reused.trials) < len(answer.trials)
+    assert any("survey of an earlier run" in warning and "in place of a launch" in warning for warning in reused.warnings)

@@ -6,18 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_space import World, settings, space
+from toy_space import World, predict, settings, space
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.prepare import workload_digest
-from autotune.engine.reuse import read_earlier, set_aside, stale
+from autotune.engine.reuse import read_earlier, set_aside, stale, usable_survey
 from autotune.engine.run_directory import RunDirectory
+from autotune.engine.survey_stage import findings_of
 from autotune.errors import RequestError
-from autotune.records import load_json
+from autotune.records import dump_json, load_json
 from autotune.search.evidence import Evidence
 from autotune.search.planner import Planner
+from autotune.trial.record import Failure
+from autotune.trial.survey.prices import Price
+from autotune.trial.survey.report import Guard, PredictedSetting, SurveyReport
 from autotune.workload.resolve import resolve_workload
 from autotune.workload.workload import Workload
+
+FULL = Boundary.full("uniform", 1)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,7 @@ def test_the_same_workload_and_revisions_count_fully_and_are_not_launched_again(
     assert not asked & {Boundary.selective(), Boundary.selective(["moe"])}
 
 
-def test_a_survey_launch_is_not_taken_over(tmp_path: Path, workload: Workload) -> None:
+def test_the_record_of_a_survey_launch_is_none_of_its_base(tmp_path: Path, workload: Workload) -> None:
     world = World(limit_gb=70.0)
     earlier_run(tmp_path / "run", workload, world)
     directory = RunDirectory(tmp_path / "run", load_json(tmp_path / "run" / "request.json", dict), resume=True)
@@ -61,6 +67,91 @@ def test_a_survey_launch_is_not_taken_over(tmp_path: Path, workload: Workload) -
     directory.close()
     earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
     assert [r.boundary.key for r in earlier.full] == ["[]", "moe"]
+
+
+def report_of(world: World, *, limit_gb: float | None = None, over: Boundary | None = None, **changes: object) -> SurveyReport:
+    """What a survey launch of the toy space leaves behind."""
+    predicted = []
+    for candidate in space():
+        truth = predict(candidate.boundary, saves=world.saves, prices=world.prices)
+        phases = {p.phase: p.peak_bytes for p in truth.stages[0].phases}
+        price = Price(replay_ms=truth.replay_ms, standard_error_ms=truth.replay_ms * 0.05)
+        predicted.append(PredictedSetting(
+            boundary=candidate.boundary, peak_bytes=truth.peak_bytes, rank=0, phase=truth.phase, ranks={0: phases}, price=price,
+        ))  # fmt: skip
+    report = SurveyReport(
+        base=FULL, world_size=2, limit_bytes=None if limit_gb is None else round(limit_gb * 10**9), margin=0.005,
+        labels=(), inert_labels=(), predicted=tuple(predicted), base_measured={0: {"loss": world.peak_bytes(FULL)}},
+        trying=over,
+    )  # fmt: skip
+    return replace(report, **changes)
+
+
+def surveyed_run(path: Path, workload: Workload, world: World, report: SurveyReport) -> None:
+    """A run whose third trial was a survey; it ended in the setting that was being tried, if there is one."""
+    earlier_run(path, workload, world)
+    directory = RunDirectory(path, load_json(path / "request.json", dict), resume=True)
+    folder = directory.open_trial(2, FULL)
+    record = replace(world.run(FULL, 2), kind="switched", step_ms=())
+    if report.trying is not None:
+        failure = Failure(failure_class="oom_capacity", stage="loss", rank=0, step=8)
+        record = replace(record, completed=False, failure=failure)
+    directory.save(record)
+    (folder / "survey.json").write_text(dump_json(report))
+    directory.close()
+
+
+def test_the_survey_of_a_matching_run_is_taken_in_place_of_a_launch(tmp_path: Path, workload: Workload) -> None:
+    world = World(limit_gb=66.0, seed=4, width=0.4)
+    surveyed_run(tmp_path / "run", workload, world, report_of(world, limit_gb=66.0))
+    earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
+    boundaries = [c.boundary for c in space()]
+    taken = usable_survey([earlier], boundaries, 66 * 10**9)
+    assert taken is not None and taken[0].number == -3 and taken[0].boundary == FULL
+    evidence = Evidence(space(), settings(66.0))
+    planner = Planner(space(), evidence, world.lacks, draws=300, survey=True)
+    for record in earlier.full:
+        planner.tell(record)
+    planner.tell_survey(taken[0], findings_of(taken[1], taken[0]))
+    world.launches.clear()
+    for number in range(20):
+        if planner.done() is not None:
+            break
+        (proposal,) = planner.ask(1)
+        assert not proposal.survey
+        planner.tell(world.run(proposal.boundary, number, proposal.repeat_reason))
+    best, optimum = evidence.best(), world.optimum_ms(space())
+    assert best is not None and optimum is not None and world.step(best) <= optimum * 1.002
+    assert len(world.launches) <= 2 and all(r.number >= 0 for r in evidence.records)
+
+
+def test_a_survey_of_other_revisions_of_fewer_settings_or_that_guards_refuse_is_not(tmp_path: Path, workload: Workload) -> None:
+    world, boundaries = World(limit_gb=66.0), [c.boundary for c in space()]
+    digest = workload_digest(workload)
+    now = replace(workload, stack=replace(workload.stack, megatron_core="9.9.9"))
+    guard = Guard(name="closing_balance", passed=False, detail="3 % of a layer is not explained")
+    whole = report_of(world)
+    for name, report, later in [
+        ("revisions", whole, now),
+        ("fewer", replace(whole, predicted=whole.predicted[1:]), workload),
+        ("guard", replace(whole, guards=(guard,)), workload),
+    ]:
+        surveyed_run(tmp_path / name, workload, world, report)
+        earlier = read_earlier(tmp_path / name, later, workload_digest(later) if later is now else digest, "gpu")
+        assert usable_survey([earlier], boundaries, 66 * 10**9) is None, name
+
+
+@pytest.mark.parametrize(("limit_gb", "known"), [(70.0, True), (60.0, True), (80.0, False)])
+def test_what_ran_out_of_memory_under_a_lower_limit_says_nothing(
+    tmp_path: Path, workload: Workload, limit_gb: float, known: bool
+) -> None:
+    world, over = World(limit_gb=70.0), Boundary.selective(["moe_act"])
+    surveyed_run(tmp_path / "run", workload, world, report_of(world, limit_gb=70.0, over=over))
+    earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
+    taken = usable_survey([earlier], [c.boundary for c in space()], round(limit_gb * 10**9))
+    assert taken is not None
+    failed = [r.boundary for r in findings_of(taken[1], taken[0]).switched if r.failure is not None]
+    assert failed == ([over] if known else [])
 
 
 def test_other_revisions_are_prior_only_and_the_old_answer_comes_first(tmp_path: Path, workload: Workload) -> None:
