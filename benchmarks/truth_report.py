@@ -36,7 +36,7 @@ def report(table: dict[str, Any]) -> dict[str, Any]:
     predicted = {_key(row): row for row in table["survey"]["predicted"]}
     pairs = [(row, predicted[_key(row)]) for row in table["rows"]]
     peaks = [(_peak(row), survey["peak_bytes"]) for row, survey in pairs]
-    errors = [100 * (survey / fresh - 1) for fresh, survey in peaks]
+    errors: list[float] = [100 * (survey / fresh - 1) for fresh, survey in peaks]
     control = next(row for row in table["rows"] if row["granularity"] == "selective" and not row["modules"])
     found: dict[str, Any] = {
         "recipe": table["name"],
@@ -79,7 +79,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _peak(row: dict[str, Any]) -> int:
-    return max(rank["allocated_peak_bytes"] for run in row["runs"] for rank in run["ranks"].values())
+    return max(int(rank["allocated_peak_bytes"]) for run in row["runs"] for rank in run["ranks"].values())
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
