@@ -37,13 +37,14 @@ def report(table: dict[str, Any]) -> dict[str, Any]:
     pairs = [(row, predicted[_key(row)]) for row in table["rows"]]
     peaks = [(_peak(row), survey["peak_bytes"]) for row, survey in pairs]
     errors: list[float] = [100 * (survey / fresh - 1) for fresh, survey in peaks]
+    worst = max(errors, key=abs)
     control = next(row for row in table["rows"] if row["granularity"] == "selective" and not row["modules"])
     found: dict[str, Any] = {
         "recipe": table["name"],
         "measured": f"{table['measured']['began']} to {table['measured']['ended']}, {table['measured']['machine']['cpu']}",
         "settings": len(pairs),
         "survey exact": sum(error == 0 for error in errors),
-        "survey worst percent": round(max(errors, key=abs), 3),
+        "survey worst percent": round(worst, 3),
         "pairs of peaks over 0.5 % apart in order": _ordered(peaks, lambda fresh: 0.005 * fresh),
         "settings whose loss or gradient norm is not the control's to the bit": sum(
             (run["loss"], run["grad_norm"]) != (control["runs"][0]["loss"], control["runs"][0]["grad_norm"])
