@@ -1,0 +1,80 @@
+"""Every name of Megatron that our sources import, or look up on what they import, is in ``test_pinned_names.py``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("megatron.core")
+from test_pinned_names import BRIDGE, CORE, ONE_OF
+
+PINNED = {*CORE, *BRIDGE, *(name for names in ONE_OF for name in names)}
+
+
+def megatron_imports(tree: ast.AST) -> dict[str, tuple[str, str]]:
+    """What is imported from Megatron: name in the file -> (module, name there)."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "megatron"
+        for alias in node.names
+    }
+
+
+def looked_up(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """``name.attribute``, ``getattr(name, "attribute")`` and ``hasattr(name, "attribute")``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            first, second = node.args[:2]
+            if isinstance(first, ast.Name) and isinstance(second, ast.Constant):
+                yield first.id, str(second.value)
+
+
+def used(tree: ast.AST) -> set[str]:
+    """Uses as pins are written; a module that is imported counts by what is looked up on it."""
+    imports = megatron_imports(tree)
+    found = {f"{module}:{name}" for module, name in imports.values()}
+    for name, attribute in looked_up(tree):
+        if name in imports:
+            module, there = imports[name]
+            is_class = there[:1].isupper()
+            found.add(f"{module}:{there}.{attribute}" if is_class else f"{module}.{there}:{attribute}")
+    return found
+
+
+def is_pinned(use: str) -> bool:
+    if use in PINNED:
+        return True
+    module, _, name = use.partition(":")
+    # A class is pinned by its members, a module by its names; an enumeration is looked up by value, never by attribute.
+    return any(pin.startswith((f"{use}.", f"{module}.{name}:")) for pin in PINNED)
+
+
+def test_pins_are_complete(project_root: Path) -> None:
+    sources = sorted((project_root / "autotune" / "trial").rglob("*.py"))
+    # The tracer stands on fakes of its own and is tested against each revision by its own tests.
+    sources = [path for path in sources if "trace" not in path.relative_to(project_root).parts]
+    lacking = {
+        f"{path.relative_to(project_root)}: {use}"
+        for path in sources
+        for use in used(ast.parse(path.read_text()))
+        if not is_pinned(use)
+    }
+    assert lacking == set()
+
+
+def test_a_new_use_would_be_seen() -> None:
+    lines = ["from megatron.core.tensor_parallel import random as r", "from megatron.core import new", "r.checkpoint"]
+    uses = used(ast.parse("\n".join([*lines, "getattr(r, 'other', None)"])))
+    assert uses == {
+        "megatron.core.tensor_parallel:random",
+        "megatron.core:new",
+        "megatron.core.tensor_parallel.random:checkpoint",
+        "megatron.core.tensor_parallel.random:other",
+    }
+    assert not is_pinned("megatron.core.tensor_parallel.random:other") and not is_pinned("megatron.core:new")
