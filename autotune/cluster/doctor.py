@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.cluster.node_facts import NodeFacts, read_node
+from autotune.units import format_gb
 
 Level = Literal["fine", "warning", "missing"]
 
@@ -93,6 +94,7 @@ def checks_of(nodes: Sequence[NodeFacts]) -> list[Check]:
     """What is to be said of the nodes together."""
     return [
         *_versions(nodes),
+        *_transformer_engine(nodes),
         _gpus(nodes),
         _everywhere(
             "compiler",
@@ -131,13 +133,30 @@ def _versions(nodes: Sequence[NodeFacts]) -> list[Check]:
     return checks
 
 
+def _transformer_engine(nodes: Sequence[NodeFacts]) -> list[Check]:
+    """Of nodes with GPUs: on a CPU it is stood in for."""
+    name = "transformer-engine"
+    found = {node.host: node.packages.get(name) for node in nodes if node.gpus}
+    if not found:
+        return []
+    if len(set(found.values())) > 1:
+        text = "; ".join(f"{host} {version or 'none'}" for host, version in found.items())
+        return [Check(name=name, level="missing", text=f"differs: {text}", way_out="use one container on all nodes")]
+    version = next(iter(found.values()))
+    if version is None:
+        way_out = "Bridge's recipes need it: take an NGC container that has it"
+        return [Check(name=name, level="missing", text="not installed", way_out=way_out)]
+    return [Check(name=name, level="fine", text=version)]
+
+
 def _gpus(nodes: Sequence[NodeFacts]) -> Check:
     total = sum(len(node.gpus) for node in nodes)
     if not total:
         return Check(name="GPUs", level="warning", text="none", way_out="the gpu backend needs one for each rank")
     kinds = sorted({gpu.name for node in nodes for gpu in node.gpus})
     busy = [f"{node.host}:{gpu.index}" for node in nodes for gpu in node.gpus if gpu.used_bytes > 0.02 * gpu.total_bytes]
-    text = f"{total} on {sum(bool(node.gpus) for node in nodes)} nodes, {', '.join(kinds)}"
+    free_bytes = min(gpu.total_bytes - gpu.used_bytes for node in nodes for gpu in node.gpus)
+    text = f"{total} on {sum(bool(node.gpus) for node in nodes)} nodes, {', '.join(kinds)}, at least {format_gb(free_bytes)} free"
     if busy:
         return Check(
             name="GPUs",

@@ -17,7 +17,8 @@ from types import TracebackType
 from autotune.errors import ExitStatus
 
 _RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-_BEFORE_RAY_S = 15.0
+_SHARE = 0.75
+"""Of Ray's own patience: enough before it, and as long as can be given to a head that may come back."""
 _LOOK_S = 1.0
 
 
@@ -28,14 +29,14 @@ class HeadWatch:
 
     Args:
         address: ``host:port`` of the control store.
-        patience_s: How long it may be out of reach; a little less than Ray's own patience where None.
+        patience_s: How long it may be out of reach; three quarters of Ray's own patience where None.
     """
 
     def __init__(self, address: str, *, patience_s: float | None = None) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port, self._address = host.strip("[]"), int(port), address
         rays_s = float(os.environ.get(_RAYS_PATIENCE) or 60.0)
-        self._patience_s = max(rays_s - _BEFORE_RAY_S, rays_s / 2) if patience_s is None else patience_s
+        self._patience_s = _SHARE * rays_s if patience_s is None else patience_s
         self._left = threading.Event()
 
     def __enter__(self) -> HeadWatch:

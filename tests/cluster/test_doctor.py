@@ -24,6 +24,7 @@ GPU = Gpu(
 
 def node(host: str = "a", **changes: Any) -> NodeFacts:
     packages = {"torch": "2.14", "megatron-core": "0.19.2", "megatron-bridge": "0.6.2", "ray": "2.60"}
+    packages["transformer-engine"] = "2.17.1"
     whole = NodeFacts(
         host=host, address="10.0.0.1", python="3.12.1", packages=packages, gpus=(GPU,) * 8, cpus=64, memory_bytes=10**12,
         compiler="/usr/bin/g++", compiler_version="g++ 13", ninja="/usr/bin/ninja", port=4000, shm_free_bytes=10**11,
@@ -38,7 +39,7 @@ def levels(*nodes: NodeFacts) -> dict[str, Check]:
 
 def test_nothing_wrong() -> None:
     assert {check.level for check in checks_of([node("a"), node("b")])} == {"fine"}
-    assert levels(node("a"), node("b"))["GPUs"].text == "16 on 2 nodes, H100"
+    assert levels(node("a"), node("b"))["GPUs"].text == "16 on 2 nodes, H100, at least 79.999 GB free"
 
 
 def test_each_thing_that_lacks_is_named_with_its_node() -> None:
@@ -52,6 +53,14 @@ def test_versions_have_to_be_the_same_everywhere() -> None:
     found = levels(node("a"), other)
     assert found["megatron-core"].level == "missing" and "b 0.18" in found["megatron-core"].text
     assert found["python"].level == "missing"
+
+
+def test_transformer_engine_is_looked_for_where_there_are_gpus() -> None:
+    without = {**node().packages, "transformer-engine": None}
+    assert levels(node(packages=without))["transformer-engine"].level == "missing"
+    differs = levels(node("a"), node("b", packages=without))["transformer-engine"]
+    assert (differs.level, differs.text) == ("missing", "differs: a 2.17.1; b none")
+    assert "transformer-engine" not in levels(node(packages=without, gpus=()))
 
 
 def test_no_gpu_and_no_bridge_are_warnings() -> None:

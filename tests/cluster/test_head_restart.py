@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def environment(toy_environment: dict[str, str]) -> dict[str, str]:
-    """Of cluster and driver; the driver gives a head that is gone half of the 20 s that Ray gives it."""
-    return {**head_environment(toy_environment), "TOY_STEP_S": "1.5", "RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
+    """Of cluster and driver; the driver gives a head that is gone three quarters of what Ray gives it."""
+    return {**head_environment(toy_environment), "TOY_STEP_S": "1.5", "RAY_gcs_rpc_server_reconnect_timeout_s": "24"}
 
 
 @pytest.fixture

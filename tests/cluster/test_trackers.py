@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from autotune.cluster.trackers import check_trackers, tracker_callbacks
 from autotune.engine.request import Request
 from autotune.engine.run import run
 from autotune.errors import RequestError
+from autotune.search.outcome import Recommendation
 
 
 def test_an_unknown_tracker_is_refused() -> None:
@@ -45,19 +45,39 @@ def test_callbacks_are_rays_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_each_launch_is_a_run_of_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline: what would be uploaded lies in a folder."""
-    pytest.importorskip("wandb")
+def test_each_launch_is_a_run_of_every_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search on this machine, logged to MLflow in a database of its own and, where it is installed, to W&B offline."""
+    pytest.importorskip("mlflow")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    answer = run(Request(recipe="llama_tiny", mem_target_bytes=60_000_000, log_to=("wandb:test",), out=tmp_path / "run"))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    wandb = ("wandb:test",) if importlib.util.find_spec("wandb") else ()
+    answer = run(
+        Request(recipe="llama_tiny", mem_target_bytes=60_000_000, log_to=(f"mlflow:{store}", *wandb), out=tmp_path / "run")
+    )
     assert answer.verdict == "pass"
     launches = len(list((tmp_path / "run").glob("trials/*/record.json")))
-    written = [path.read_bytes() for path in tmp_path.rglob("run-*.wandb")]
-    assert len(written) == launches >= 1
-    # Offline, wandb's writer may be ended with Ray's logging actor before it has flushed a launch of a few seconds.
-    assert any(b"peak_bytes" in content for content in written)
-    assert os.environ["WANDB_MODE"] == "offline"
+    assert launches >= 1
+    _check_mlflow(store, answer, launches)
+    if wandb:
+        written = [path.read_bytes() for path in tmp_path.rglob("run-*.wandb")]
+        assert len(written) == launches
+        # Offline, wandb's writer may be ended with Ray's logging actor before it has flushed a launch of a few seconds.
+        assert any(b"peak_bytes" in content for content in written)
+
+
+def _check_mlflow(store: str, answer: Recommendation, launches: int) -> None:
+    """Every launch is a run of the recipe's experiment, with the figures of the answer among them."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("llama_tiny")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == launches
+    assert answer.peak_bytes in [run.data.metrics.get("peak_bytes") for run in runs]
+    assert {run.info.status for run in runs} == {"FINISHED"}
 
 
 def test_an_mlflow_store_that_does_not_answer_is_refused_before_a_launch(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import json
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from marked import HERE, wait_for
+from marked import HERE, marked, wait_for
 from toy_search import LIMITS, search
 
 from autotune.boundary.boundary import Boundary
@@ -24,6 +25,7 @@ from autotune.workload.resolve import resolve_workload
 from autotune.workload.workload import Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+MARK = uuid.uuid4().hex
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,7 @@ def cluster() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("TOY_STEP_S", "0.5")
+        patch.setenv("TOY_MARK", MARK)
         patch.delenv("RAY_ADDRESS", raising=False)
         # The head has no GPUs: coordinators sit there, slots on the two nodes, each with 8 declared.
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0, "include_dashboard": False})
@@ -175,3 +178,7 @@ def test_a_node_that_goes_in_the_middle(cluster: Any, tmp_path: Path, monkeypatc
     (lost,) = [key for _, key, outcome, _ in told["records"] if outcome in LOST_CLASSES]
     assert [outcome in LOST_CLASSES for _, key, outcome, _ in told["records"] if key == lost] == [True, False]
     assert len(told["records"]) == 6
+    zygotes = wait_for(lambda: not any("autotune.trial.zygote" in line for line in marked(MARK).values()), 60)
+    assert zygotes is not None, marked(MARK)
+    again = search(folder, resume=True, address=cluster.address, bundle={"CPU": 1, "place": 1}, steps=8)
+    assert (again["status"], again["best"], again["records"]) == (0, "core_attn", told["records"])  # and nothing was launched
