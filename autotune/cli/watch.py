@@ -15,6 +15,8 @@ from autotune.errors import ExitStatus
 if TYPE_CHECKING:
     from autotune.report.progress import RunProgress
 
+OUTPUTS_S = 10.0
+"""How long an answer's page is waited for; one that was never written (a library is missing) is not."""
 _EPILOG = """\b
 Examples:
   autotune watch runs/nemotron3nano-20260102-030405
@@ -51,6 +53,7 @@ def watch(folder: Path, once: bool, interval: float) -> int:
         what = "the run was stopped before an answer" if alive else "no process works on this run and it has no answer"
         click.echo(f"{what}; go on with: autotune run ... --out {folder} --resume", err=True)
         return ExitStatus.STOPPED
+    _wait_for_outputs(folder)
     from autotune.report.facts import collect
     from autotune.report.run_view import read_run
     from autotune.report.terminal import print_result
@@ -58,6 +61,13 @@ def watch(folder: Path, once: bool, interval: float) -> int:
     view = read_run(folder)
     print_result(view, collect(view))
     return view.recommendation.exit_status
+
+
+def _wait_for_outputs(folder: Path) -> None:
+    """The run writes its answer, lets the directory go and renders: the page comes last, seconds later on a busy machine."""
+    deadline = time.monotonic() + OUTPUTS_S
+    while not (folder / "report.html").is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _show(progress: RunProgress) -> None:

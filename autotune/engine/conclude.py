@@ -91,7 +91,7 @@ def conclude(end: Conclusion) -> Recommendation:
         open=opened,
         runner_up=_runner_up(end, answer),
         breakpoints=_breakpoints(end, context),
-        wall=end.prepared.ledger.wall(),
+        wall=end.prepared.wall,
         remedies=end.prepared.remedies,
         calibration=end.calibration,
         claims=claims(end.prepared.workload, evidence, verdict, kind),

@@ -97,7 +97,7 @@ def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
         architecture={"class": architecture.class_, "title": architecture.title, "facts": dict(architecture.facts)},
         mem_target_bytes=limit_bytes,
         candidates=tuple(_row(c, limit_bytes) for c in sorted(prepared.candidates, key=lambda c: c.order)),
-        wall=prepared.ledger.wall(),
+        wall=prepared.wall,
         breakpoints=breakpoints(predicted_points(prepared.candidates)),
         remedies=prepared.remedies,
         coverage=prepared.coverage,

@@ -16,7 +16,7 @@ from autotune.units import format_gb, format_gb_and_gib
 from autotune.workload.workload import Source, Workload
 
 if TYPE_CHECKING:
-    from autotune.ledger.ledger import Ledger
+    from autotune.ledger.ledger import Ledger, Wall
     from autotune.ledger.remedies import Remedy
     from autotune.workload.architecture import Architecture
 
@@ -31,6 +31,8 @@ class Prepared:
     candidates: tuple[Candidate, ...]
     ledger: Ledger
     coverage: Coverage
+    wall: Wall
+    """Of the whole space: no candidate's predicted peak is below its floor."""
     remedies: tuple[Remedy, ...]
     mem_metric: str = "allocated"
     """Of which bytes the candidates' predictions are."""
@@ -76,6 +78,7 @@ def prepare(
     predicted = map(ledger.predict, priced) if detailed else ledger.predict_all(priced)
     found = {b: held_prediction(prediction, request.mem_metric) for b, prediction in zip(priced, predicted, strict=True)}
     candidates = tuple(replace(candidate, prediction=found.get(candidate.boundary)) for candidate in listed)
+    lowest = _lowest(candidates)
     return Prepared(
         workload=workload,
         workload_digest=workload_digest(workload),
@@ -83,9 +86,16 @@ def prepare(
         candidates=candidates,
         ledger=ledger,
         coverage=ledger.coverage(),
-        remedies=tuple(remedies(workload)),
+        wall=ledger.wall(*lowest),
+        remedies=remedies(workload, *lowest),
         mem_metric=request.mem_metric,
     )
+
+
+def _lowest(candidates: Sequence[Candidate]) -> tuple[Boundary, ...]:
+    """The boundary with the lowest predicted peak of those that can be launched, if there is one."""
+    peaks = [(c.prediction.peak_bytes, c.order, c.boundary) for c in candidates if c.status == "distinct" and c.prediction]
+    return (min(peaks, key=lambda peak: peak[:2])[2],) if peaks else ()
 
 
 def refuse_invalid_setting(overrides: Sequence[str], workload: Workload, candidates: Sequence[Candidate]) -> None:

@@ -120,13 +120,17 @@ class Ledger:
             or model.moe_pad_expert_input_to_capacity
         )
 
-    def wall(self) -> Wall:
-        """Phase and stage that set the control's peak, and the floor of all boundaries: that of full recompute and of the
-        broadest selective set, whichever is lower."""
+    def wall(self, *others: Boundary) -> Wall:
+        """Phase and stage that set the control's peak, and the floor of all boundaries.
+
+        Args:
+            others: Boundaries that may be lower than full recompute and the broadest selective set. Peaks do not fall with
+                breadth everywhere: what a whole-layer checkpoint keeps between steps can be more than it saves.
+        """
         control = self.predict(Boundary.selective())
         top = self._binding(control)
         labels = sorted({label for built in self._network.built.values() for label in built.layer.labels})
-        options = [Boundary.selective(labels), Boundary.selective()]
+        options = [*others, Boundary.selective(labels), Boundary.selective()]
         if self.workload.features.cuda_graph_impl in ("none", "full_iteration"):  # graphs of layers refuse full recompute
             options.append(Boundary.full("uniform", 1))
         best = min(options, key=lambda option: self.predict(option).peak_bytes)

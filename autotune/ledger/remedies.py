@@ -156,17 +156,22 @@ _LEVERS: tuple[_Lever, ...] = (
 )
 
 
-def remedies(workload: Workload) -> tuple[Remedy, ...]:
-    """Levers that apply to the workload and are worth at least 50 MB, most bytes first; then what is a bound only."""
+def remedies(workload: Workload, *others: Boundary) -> tuple[Remedy, ...]:
+    """Levers that apply to the workload and are worth at least 50 MB, most bytes first; then what is a bound only.
+
+    Args:
+        workload: What is trained.
+        others: As ``Ledger.wall`` takes them, so that both speak of one floor.
+    """
     base = Ledger(workload)
-    control, floor = base.predict(Boundary.selective()).peak_bytes, base.wall().floor_bytes
+    control, floor = base.predict(Boundary.selective()).peak_bytes, base.wall(*others).floor_bytes
     found: list[Remedy] = []
     for lever in _LEVERS:
         if not lever.applies(workload):
             continue
         changed = Ledger(lever.change(workload))
         saves = control - changed.predict(Boundary.selective()).peak_bytes
-        at_wall = floor - changed.wall().floor_bytes
+        at_wall = floor - changed.wall(*others).floor_bytes
         if max(saves, at_wall) >= _WORTH_NAMING_BYTES:
             found.append(
                 Remedy(

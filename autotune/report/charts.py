@@ -272,8 +272,8 @@ def _phases(view: RunView, scale: Scale) -> list[Chart]:
 
 def _comparison(view: RunView, scale: Scale) -> Chart | None:
     found = comparisons(view)
-    if len(found) < 2:
-        return None  # one point is told by its table
+    if len({row.name for row in found}) < 2:
+        return None  # one setting is told by its table
     rows = [
         {
             "x": round(row.predicted_bytes / scale.factor, 4),

@@ -16,7 +16,7 @@ from autotune.report.answer_tables import (
     trial_table,
 )
 from autotune.report.contract import contract_rows, measured_on
-from autotune.report.evidence_tables import calibration_table, comparison_table, phase_table, rank_table
+from autotune.report.evidence_tables import calibration_table, comparison_table, phase_name, phase_table, rank_table
 from autotune.report.run_view import RunView
 from autotune.report.survey_tables import survey_table
 from autotune.report.table import Table
@@ -181,8 +181,7 @@ def _runner_up(other: CertificateRow, recommendation: Recommendation) -> str:
 
 def wall_text(wall: Mapping[str, Any]) -> str:
     """The phase that sets the peak without recompute, and the floor that no setting goes below."""
-    place = f"the {wall['phase']} phase of stage {wall['stage']} (rank {wall['rank']})"
-    floor = (
-        f"no recompute setting goes below {size(wall['floor_bytes'])}, {wall['floor_phase']} phase of stage {wall['floor_stage']}"
-    )
+    place = f"the {phase_name(wall['phase'])} phase of stage {wall['stage']} (rank {wall['rank']})"
+    below = f"{phase_name(wall['floor_phase'])} phase of stage {wall['floor_stage']}"
+    floor = f"no recompute setting goes below {size(wall['floor_bytes'])}, {below}"
     return f"without recompute {place} sets the peak, {size(wall['control_peak_bytes'])}; {floor}; predicted"

@@ -18,3 +18,11 @@ def test_a_plan_without_details_shows_what_a_run_predicts(recipe: str) -> None:
     light = prepare(request, detailed=False)
     assert all(len(stage.phases) <= 1 for c in light.candidates if c.prediction for stage in c.prediction.stages)
     assert any(len(stage.phases) > 1 for c in whole.candidates if c.prediction for stage in c.prediction.stages)
+
+
+@pytest.mark.parametrize("recipe", ["nemotron3nano", "moonlight16b", "deepseek_v3"])
+def test_no_candidate_is_predicted_below_the_floor(recipe: str) -> None:
+    """Full recompute is not the lowest everywhere: on Moonlight what it keeps between steps is more than moe_act leaves."""
+    result = plan(Request(recipe=recipe))
+    lowest = min(row.peak_bytes for row in result.candidates if row.status == "distinct" and row.peak_bytes is not None)
+    assert result.wall.floor_bytes <= lowest

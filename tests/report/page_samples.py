@@ -17,7 +17,7 @@ from autotune.search.outcome import AtRisk, CertificateRow, Recommendation, Repl
 from autotune.trial.record import Failure, RankRecord, TrialRecord
 from autotune.trial.survey.prices import Price
 from autotune.trial.survey.report import Guard, PredictedSetting, SurveyReport, SwitchedSetting
-from autotune.workload.catalog import load
+from autotune.workload.resolve import resolve_workload
 
 CONTROL, MOE, ACT = Boundary.selective(), Boundary.selective(["moe"]), Boundary.selective(["moe_act"])
 TARGET = 75 * 10**9
@@ -91,7 +91,7 @@ def surveyed_run(folder: Path) -> Path:
 
 def measured_run(folder: Path, *, world: int = WORLD, trials: int = 3) -> Path:
     """A control and a narrow setting that run out of memory, then one that passes; more are repeats of these."""
-    workload = load("nemotron3nano")
+    workload = resolve_workload("nemotron3nano", overrides=())
     ledger = Ledger(workload)
     made = [
         _trial(0, CONTROL, 79_123_456_789, fits=False, step_ms=0, world=world),

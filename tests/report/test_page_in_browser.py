@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from page_samples import HOT, measured_run, predicted_run
+from page_samples import HOT, measured_run, predicted_run, surveyed_run
+from shown_tables import disagreements, expected, markdown_tables, page_tables
 
 from autotune.report.write import write_outputs
 
@@ -57,6 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {
         "predicted": predicted_run(tmp_path_factory.mktemp("predicted")),
         "measured": measured_run(tmp_path_factory.mktemp("measured")),
+        "surveyed": surveyed_run(tmp_path_factory.mktemp("surveyed")),
         "large": measured_run(tmp_path_factory.mktemp("large"), world=1024, trials=80),
     }
     for folder in made.values():
@@ -86,7 +89,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Opened]]:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1200, "light"), (1200, "dark"), (400, "light"), (400, "dark")])
-@pytest.mark.parametrize("name", ["predicted", "measured"])
+@pytest.mark.parametrize("name", ["predicted", "measured", "surveyed"])
 def test_page_is_whole(name: str, width: int, theme: str, runs: dict[str, Path], open_page: Callable[..., Opened]) -> None:
     path = runs[name] / "report.html"
     opened = open_page(path, width=width, theme=theme)
@@ -97,10 +100,11 @@ def test_page_is_whole(name: str, width: int, theme: str, runs: dict[str, Path],
     assert page.locator("[data-chart] svg").count() == page.locator("[data-chart]").count() >= 4
     dark = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert (dark == "rgb(255, 255, 255)") == (theme == "light")
-    # Text of the charts takes the theme's colour, and no label is cut off at the left.
+    # Text of the charts takes the theme's colour, and no label is cut off at either side.
     assert page.evaluate(
         "[...document.querySelectorAll('[data-chart] svg')].every(svg => [...svg.querySelectorAll('text')]"
-        ".every(text => text.getBoundingClientRect().left >= svg.getBoundingClientRect().left - 1))"
+        ".every(text => text.getBoundingClientRect().left >= svg.getBoundingClientRect().left - 1"
+        " && text.getBoundingClientRect().right <= svg.getBoundingClientRect().right + 1))"
     )
     ink = page.evaluate("getComputedStyle(document.querySelector('#chart-memory .role-axis-label text')).fill")
     assert ink == page.evaluate("getComputedStyle(document.querySelector('dt')).color")
@@ -175,7 +179,7 @@ def test_copy_puts_the_patch_on_the_clipboard(browser: Browser, runs: dict[str, 
     context.close()
 
 
-@pytest.mark.parametrize("name", ["predicted", "measured", "large"])
+@pytest.mark.parametrize("name", ["predicted", "measured", "surveyed", "large"])
 def test_prints_on_two_pages(name: str, runs: dict[str, Path], open_page: Callable[..., Opened]) -> None:
     pdf = open_page(runs[name] / "report.html").page.pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 2
@@ -185,11 +189,11 @@ def test_large_run_is_small_and_paints_soon(runs: dict[str, Path], open_page: Ca
     path = runs["large"] / "report.html"
     assert path.stat().st_size <= 3_000_000
     times = []
-    for _ in range(3):  # the best of three: other work on the machine is not the page's
+    for _ in range(5):
         opened = open_page(path)
         times.append(opened.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
         assert opened.complaints == []
-    assert min(times) <= 1000
+    assert median(times) <= 1000
     assert opened.page.locator("#chart-ranks .mark-rect path").count() == 1024
 
 
@@ -203,6 +207,10 @@ def test_measured_run_on_this_machine(tmp_path: Path, open_page: Callable[..., O
     _, facts = write_outputs(tmp_path / "run")
     opened = open_page(tmp_path / "run" / "report.html")
     assert opened.complaints == []
+    wanted = expected(tmp_path / "run")
+    assert wanted["Survey of every setting"] and wanted["Calibration"] and wanted["Predicted against measured"]
+    assert disagreements(page_tables(opened.page.content()), wanted) == []
+    assert disagreements(markdown_tables((tmp_path / "run" / "report.md").read_text()), wanted) == []
     assert opened.page.locator("h1").inner_text() == facts.headline
     assert "measured, pass" in opened.page.locator(".badge").inner_text()
     assert opened.page.locator("tr", has_text="hot rank").first.locator("th").inner_text() == str(answer.hot_rank)

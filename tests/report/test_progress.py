@@ -20,6 +20,7 @@ from autotune.errors import RequestError
 from autotune.records import dump_json
 from autotune.report.live import live_view
 from autotune.report.progress import RunProgress, duration, headline, is_running, progress_table, state_lines
+from autotune.report.write import write_outputs
 from autotune.trial.lines import LineWriter
 from autotune.trial.record import Failure, RankRecord, TrialRecord
 
@@ -148,6 +149,7 @@ def watch(*arguments: str) -> int:
 
 def test_watch_follows_another_process_to_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = measured_run(tmp_path / "run")
+    write_outputs(folder)
     (folder / "request.json").write_text(
         json.dumps({"recipe": "nemotron3nano", "mem_target_bytes": 75 * 10**9, "backend": "gpu"})
     )
