@@ -152,6 +152,7 @@ class SearchLoop:
                 self._tell(record, started.proposal)
             else:
                 self._left.append(started)
+        self.evidence.begin_sitting()
 
     def _request(self, number: int, proposal: Proposal) -> TrialRequest:
         folder = self.directory.open_trial(number, proposal.boundary)

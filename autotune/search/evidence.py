@@ -48,6 +48,11 @@ class Evidence:
         """Probability that a boundary is within the limit in the mean of its launches and, where there is an answer, cheaper than
         that by more than a tie."""
         self._verdicts: dict[Boundary, Verdict] = {}
+        self._earlier: frozenset[int] = frozenset()
+
+    def begin_sitting(self) -> None:
+        """What is known now is of earlier sittings: a resumed run begins here."""
+        self._earlier = frozenset(record.number for record in self.known_records)
 
     def add(self, record: TrialRecord) -> Verdict:
         """Take one record; judges its boundary again, and all others where the reference changed."""
@@ -101,6 +106,10 @@ class Evidence:
     def of(self, boundary: Boundary) -> tuple[TrialRecord, ...]:
         """Launches of one boundary; a survey under it is none of its own."""
         return tuple(self._records.get(boundary, ()))
+
+    def of_this_sitting(self, boundary: Boundary) -> tuple[TrialRecord, ...]:
+        """Launches of one boundary since the run was begun or resumed."""
+        return tuple(record for record in self.of(boundary) if record.number not in self._earlier)
 
     def runs(self, boundary: Boundary) -> int:
         """How often a boundary was run."""

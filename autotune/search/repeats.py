@@ -16,12 +16,12 @@ Lacks = Callable[[Boundary, int], str | None]
 def due_repeats(evidence: Evidence, lacks: Lacks) -> Iterator[Proposal]:
     """Repeats that are due, most urgent first.
 
-    One retry after an infrastructure failure; one run with the allocator setting after a fragmentation failure, before
-    anything wider; one repeat of the best where its peak is close to the limit.
+    One retry a sitting after an infrastructure failure (a resumed run may find the nodes mended); one run with the allocator
+    setting after a fragmentation failure, before anything wider; one repeat of the best where its peak is close to the limit.
     """
     for boundary, verdict in evidence.verdicts.items():
         reasons = {record.repeat_reason for record in evidence.of(boundary)}
-        if verdict.infrastructure and "infrastructure" not in reasons:
+        if verdict.infrastructure and not _retried(evidence, boundary):
             yield from _repeat(evidence, lacks, boundary, "infrastructure", f"one retry after {verdict.reason}")
         fragmented = verdict.failure is not None and verdict.failure.failure_class == "oom_fragmentation"
         if fragmented and "allocator" not in reasons:
@@ -39,9 +39,13 @@ def _repeat(evidence: Evidence, lacks: Lacks, boundary: Boundary, reason: Repeat
         yield Proposal(boundary=boundary, why=why, repeat_reason=reason)
 
 
+def _retried(evidence: Evidence, boundary: Boundary) -> bool:
+    return any(record.repeat_reason == "infrastructure" for record in evidence.of_this_sitting(boundary))
+
+
 def stuck(evidence: Evidence) -> Boundary | None:
-    """A boundary whose retry failed by infrastructure too: the run stops and can be resumed."""
+    """A boundary whose retry of this sitting failed by infrastructure too: the run stops and can be resumed."""
     for boundary, verdict in evidence.verdicts.items():
-        if verdict.infrastructure and evidence.runs(boundary) > 1:
+        if verdict.infrastructure and _retried(evidence, boundary):
             return boundary
     return None
