@@ -133,7 +133,7 @@ def _fresh_difference(report: SurveyReport, setting: Boundary, ranks: object) ->
 
 def _figures(report: SurveyReport) -> dict[str, object]:
     rows, errors, pairs_right, pairs = [], [], 0, 0
-    base = mean(report.base_thread_ms) if report.base_thread_ms else 0.0
+    base = mean(report.base_step_ms) if report.base_step_ms else 0.0
     base_boundary = report.prediction(report.base)
     base_price = base_boundary.price.replay_ms if base_boundary is not None else 0.0
     for setting in report.switched:
@@ -149,9 +149,9 @@ def _figures(report: SurveyReport) -> dict[str, object]:
                 "phase": predicted.phase,
                 "replay_ms": round(predicted.price.replay_ms, 1),
                 "replay_error_ms": round(predicted.price.standard_error_ms, 1),
-                "thread_minus_base_ms": round(mean(setting.thread_ms) - base, 1) if setting.thread_ms else None,
-                "thread_error_ms": (
-                    round(stdev(setting.thread_ms) / len(setting.thread_ms) ** 0.5, 1) if len(setting.thread_ms) > 1 else None
+                "step_minus_base_ms": round(mean(setting.step_ms) - base, 1) if setting.step_ms else None,
+                "step_error_ms": (
+                    round(stdev(setting.step_ms) / len(setting.step_ms) ** 0.5, 1) if len(setting.step_ms) > 1 else None
                 ),
                 "replay_minus_base_ms": round(predicted.price.replay_ms - base_price, 1),
             }

@@ -185,7 +185,7 @@ class Bench:
         report = read_report(Path(launch.folder))
         if report is None or not record.completed:
             raise AutotuneError(f"the interleaved steps did not end: {record.failure}")
-        samples = {s.boundary: s.thread_ms for s in report.switched} | {base: report.base_thread_ms}
+        samples = {s.boundary: s.step_ms for s in report.switched} | {base: report.base_step_ms}
         kinds = classify(self._workload).layers
         found = step_prices(samples, [kinds[layer] for layer in stages(self._workload)[0].layers], self._boundaries)
         for boundary, price in found.prices.items():

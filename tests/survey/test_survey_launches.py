@@ -103,7 +103,7 @@ def test_predicted_switched_and_fresh_peaks_are_equal_to_the_byte_on_one_rank(
     assert record.completed, record.failure
     report = report_of(spec)
     assert report.trustworthy, [guard for guard in report.guards if not guard.passed]
-    assert report.labels == LABELS and report.inert_labels == ()
+    assert report.labels == LABELS and report.inert_labels == () and report.clock == "main thread"
     for setting in SETTINGS:
         switched, predicted = report.measurement(setting), report.prediction(setting)
         assert switched is not None and predicted is not None

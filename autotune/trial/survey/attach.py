@@ -68,7 +68,7 @@ class Conductor:
         self._step_ms: dict[str, list[float]] = defaultdict(list)
         self._host_ms: dict[str, list[float]] = defaultdict(list)
         self._began_s = 0.0
-        self._interleaved: dict[Boundary, list[tuple[float, float]]] = defaultdict(list)
+        self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
         self._report: SurveyReport | None = None
         self._notes: tuple[str, ...] = ()
         self._own_ms: dict[Kind, float] = {}
@@ -128,8 +128,8 @@ class Conductor:
         self._numbers[boundary].append((loss, grad_norm))
         self._phases[kind if kind != "switched" else f"switched {boundary.key}"].append(dict(iteration["phases"]))
         if kind == "interleaved":
-            ranks = self._gather((iteration["step_ms"], thread_ms))
-            self._interleaved[boundary].append((max(step for step, _ in ranks), max(own for _, own in ranks)))
+            own_ms = iteration["step_ms"] if self._session.counter is None else thread_ms
+            self._interleaved[boundary].append(max(self._gather(own_ms)))
         if self._report is None:
             if not self._queue:
                 self._survey()
@@ -187,6 +187,7 @@ class Conductor:
             world_size=self._session.spec.world_size,
             limit_bytes=self._plan.limit_bytes,
             margin=self._plan.margin,
+            clock="device" if self._session.counter is None else "main thread",
             labels=labels,
             inert_labels=tuple(sorted(set(self._plan.labels) - set(labels))),
             predicted=predicted,
@@ -258,15 +259,11 @@ class Conductor:
 
     def _finish(self, step: int) -> None:
         assert self._report is not None
-        steps = {boundary: tuple(step for step, _ in times) for boundary, times in self._interleaved.items()}
-        own = {boundary: tuple(thread for _, thread in times) for boundary, times in self._interleaved.items()}
+        steps = {boundary: tuple(times) for boundary, times in self._interleaved.items()}
         self._report = _replaced(
             self._report,
-            switched=tuple(
-                _replaced(s, step_ms=steps.get(s.boundary, ()), thread_ms=own.get(s.boundary, ())) for s in self._report.switched
-            ),
+            switched=tuple(_replaced(s, step_ms=steps.get(s.boundary, ())) for s in self._report.switched),
             base_step_ms=steps.get(self._base, ()),
-            base_thread_ms=own.get(self._base, ()),
             guards=(*self._report.guards, *self._number_guards()),
         )
         self._write()

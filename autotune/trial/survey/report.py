@@ -35,9 +35,7 @@ class SwitchedSetting:
     ranks: Mapping[int, Mapping[str, int]]
     """Rank to phase to peak bytes, over the setting's steps but the first."""
     step_ms: tuple[float, ...]
-    """Interleaved steps, the slowest rank of each."""
-    thread_ms: tuple[float, ...] = ()
-    """The same steps by the main thread's own time: on a CPU, what other processes do not disturb."""
+    """Interleaved steps by the report's clock, the slowest rank of each."""
     loss: float | None = None
     grad_norm: float | None = None
     error_fraction: float = 0.0
@@ -80,7 +78,8 @@ class SurveyReport:
     """The base's phases by rank, a plain step."""
     base_step_ms: tuple[float, ...] = ()
     """Interleaved steps of the base."""
-    base_thread_ms: tuple[float, ...] = ()
+    clock: Literal["device", "main thread"] = "device"
+    """What interleaved steps are timed by. On a CPU the main thread's own time: a wall clock would time its neighbours, too."""
     switched: tuple[SwitchedSetting, ...] = ()
     trying: Boundary | None = None
     """The setting that was running when the process ended, if it did not end by itself."""
