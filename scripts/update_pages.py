@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from autotune.cli.main import cli
+from autotune.errors import ExitStatus
 from autotune.records import write_atomically
+from autotune.trial.advice import levers
+from autotune.trial.failure import CLASSES, Symptom
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULTS = """# Defaults
@@ -28,12 +31,30 @@ limit is repeated once; steps closer than 1 % are one price, and the smaller pea
 ERRORS = """# Errors and ways out
 
 Every refusal is one line: the setting, the value, the rule and the way out. The exit status says what kind it is
-([all of them](outputs.md#exit-status)). `{{...}}` stands for what the message fills in. What a trial ran into is told by
-`autotune diagnose`.
+([all of them](outputs.md#exit-status)). `{{...}}` stands for what the message fills in.
+
+## The request is wrong (exit status 2)
 
 | setting | rule | way out |
 |---|---|---|
 {rows}
+
+## No boundary passes (3), or stopped before an answer (4)
+
+| status | message |
+|---|---|
+{stops}
+
+A stopped run goes on with the same command, `--out` and `--resume`; no finished trial is repeated.
+
+## What a trial ran into
+
+A failed trial is evidence, not the end of a run. `autotune diagnose LOG... | RUN_DIR` names its class, rank, stage and the memory
+asked for, of any log of a PyTorch training.
+
+| class | what to do, the first thing first |
+|---|---|
+{failures}
 """
 
 
@@ -54,7 +75,20 @@ def defaults_page() -> str:
 def errors_page() -> str:
     """Every ``RequestError`` of the sources, by setting."""
     found = sorted({row for path in sorted((ROOT / "autotune").rglob("*.py")) for row in _errors(path)})
-    return ERRORS.format(rows=_rows(found))
+    stops = sorted({row for path in sorted((ROOT / "autotune").rglob("*.py")) for row in _stops(path)})
+    # Without the failure at hand the advice is the general one; with it, it names bytes and settings.
+    failures = [(name, "; ".join(levers(Symptom(types=(), message="", step=2), "steady(2)", name))) for name in CLASSES]
+    return ERRORS.format(rows=_rows(found), stops=_rows(stops), failures=_rows(failures))
+
+
+def _stops(path: Path) -> Iterator[tuple[str, str]]:
+    """Messages of the errors that end a run with status 3 or 4."""
+    status = {"NoBoundaryError": str(int(ExitStatus.NO_BOUNDARY)), "StoppedError": str(int(ExitStatus.STOPPED))}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in status and len(node.args) == 1:
+            text = _text(node.args[0])
+            if text != "{...}":
+                yield status[node.func.id], text
 
 
 def _errors(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -82,7 +116,7 @@ def _text(node: ast.expr) -> str:
     return "{...}"
 
 
-def _rows(rows: list[tuple[str, str, str]]) -> str:
+def _rows(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in row)} |" for row in rows)
 
 

@@ -91,11 +91,14 @@ def _loss_path(symptom: Symptom) -> tuple[str, ...]:
             "no boundary shrinks logits and loss themselves: fused cross entropy (model.cross_entropy_loss_fusion=true)",
             "tensor parallelism splits the vocabulary; a smaller micro batch or sequence shrinks the logits",
         )
-    return (
+    advice = (
         "not recompute: logits and loss are outside every layer",
         "fused cross entropy (model.cross_entropy_loss_fusion=true), or log-probabilities in chunks of the sequence",
         "tensor parallelism splits the vocabulary; a smaller micro batch or sequence shrinks the logits",
     )
+    if memory is not None and memory.allocated_bytes:
+        return advice
+    return (*advice, "where they are small beside all that is allocated, the next wider boundary makes room for them")
 
 
 def _capacity(symptom: Symptom, stage: str) -> tuple[str, ...]:

@@ -87,6 +87,12 @@ def test_a_loss_that_is_small_beside_what_the_layers_keep_asks_for_a_wider_bound
     assert "fused cross entropy" in advice[1]
 
 
+def test_without_the_bytes_both_ways_out_of_the_loss_path_are_named() -> None:
+    advice = levers(Symptom(types=("OutOfMemoryError",), message="CUDA out of memory.", phase="loss", step=2), "steady(2)")
+    assert advice[0].startswith("not recompute: logits")
+    assert "wider boundary" in advice[-1]
+
+
 def test_advice_is_for_the_class_that_the_record_names() -> None:
     failed = oom(NEW.format("60.00 GiB", "79.18 GiB", "10.00 GiB", "1.00 GiB", "0.00 GiB"), phase="")
     assert levers(failed, "steady(2)", "oom_loss_path")[0].startswith("not recompute: logits")
