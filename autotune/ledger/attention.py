@@ -14,6 +14,16 @@ _ATTENTION = "attention.py:Attention.forward at 24bad8e6"
 _BACKENDS = "TE backends.py:FusedAttnFunc.forward at 2.17.1"
 
 
+def _fuses_softmax(ctx: Context) -> bool:
+    """Whether Transformer Engine's unfused attention has a kernel for its softmax.
+
+    Source: attention/dot_product_attention/softmax.py:FusedScaleMaskSoftmax.is_kernel_available at 2.17.1.
+    """
+    s = ctx.sizes
+    fits = 16 < s.sequence < 16384 and s.sequence % 8 == 0 and s.heads * s.batch % 4 == 0
+    return fits and s.width == 2 and str(ctx.workload.env_vars.get("NVTE_MASKED_SOFTMAX_FUSION", "1")) != "0"
+
+
 def core_attention(
     ctx: Context, name: str, *, query: Tensor, key: Tensor, value: Tensor, value_dim: int, region_inputs: tuple[Tensor, ...]
 ) -> tuple[tuple[Op, ...], Region, Tensor]:
@@ -48,15 +58,22 @@ def core_attention(
             and (precision.attention_softmax_in_fp32 or precision.apply_query_key_layer_scaling)
         )
         kept = (4 if fp32 else 2) + (3 if model.attention_dropout > 0 else 0)
+        eager = features.transformer_impl != "local" and not _fuses_softmax(ctx)
+        if eager:
+            # Scores, mask and softmax one by one in fp32: its result stays, and the 16-bit probabilities that the product takes.
+            kept = 4 + 2 + (1 if model.attention_dropout > 0 else 0)
         inner = Tensor(
             name=f"{name}.scores",
             nbytes=kept * pairs,
             group="attention",
-            formula="(2 to 5) b a' s^2",
+            formula="(2 to 7) b a' s^2",
             source="TE backends.py:UnfusedDotProductAttention.forward at 2.9",
         )
-        core_forward = 2 * pairs
-        core_backward = 4 * pairs + query.nbytes + key.nbytes + value.nbytes
+        core_forward = (10 if eager else 2) * pairs
+        # The fused softmax writes its gradient in place (TE csrc/extensions/softmax.cpp:scaled_masked_softmax_backward at
+        # 2.17.1); dropout's and a softmax of single operations need a second one.
+        in_place = model.attention_dropout == 0 and features.transformer_impl != "local" and not ctx.stand_in
+        core_backward = (10 if eager else 2 if in_place else 4) * pairs + query.nbytes + key.nbytes + value.nbytes
     else:
         inner = Tensor(
             name=f"{name}.softmax_lse",

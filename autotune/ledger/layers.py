@@ -276,33 +276,47 @@ class Offload:
 def _without_offloaded(
     steps: tuple[_Step, ...], layers: Sequence[BuiltLayer], labels: frozenset[str], offload: Offload
 ) -> tuple[_Step, ...]:
-    """Steps that hold less; while a layer runs, forward or backward, all of it is on the device, and what comes back next."""
+    """Steps that hold less. While a layer runs, forward or backward, all of it is on the device, what comes back next, and the
+    group that left last: its block is given back when its copy has ended (ChunkOffloadHandler.bulk_offload_group)."""
     depth, count = 0, sum(step.layer for step in steps)
-    out: list[_Step] = []
-    coming = 0
+    away: list[dict[str, int]] = []
     for step, built in zip(steps, layers, strict=True):
         depth += step.layer
         if not step.layer or (offload.modules and offload.keeps_last and depth == count):
-            out.append(step)
-            continue
-        if offload.modules:
-            gone = offloaded(built.layer, labels, offload.modules, width=offload.width)
+            away.append({})
+        elif offload.modules:
+            away.append(offloaded(built.layer, labels, offload.modules, width=offload.width))
         else:
-            gone = step.held if depth <= offload.whole else {}
+            away.append(step.held if depth <= offload.whole else {})
+    largest = [max(gone.values(), default=0) for gone in away]
+    # Backward follows the forward of another chunk or micro batch, whose copies are on their way.
+    last = max(largest, default=0) if offload.modules else 0
+    out: list[_Step] = []
+    coming = 0
+    for step, gone, own in zip(steps, away, largest, strict=True):
+        leaving = coming if offload.modules else 0
         held = {group: nbytes - gone.get(group, 0) for group, nbytes in step.held.items()}
         terms = dict(step.backward_terms)
-        add_terms(terms, {"offload": coming})
+        passing = (coming + last) * step.layer
+        add_terms(terms, {"offload": passing})
         out.append(
             replace(
                 step,
                 held=held,
                 held_bytes=sum(held.values()),
-                backward_peak=step.backward_peak + coming,
+                forward_peak=step.forward_peak + leaving,
+                backward_peak=step.backward_peak + passing,
                 backward_terms=terms,
+                nodes=NodeCost(
+                    step.nodes.pre_held_bytes,
+                    step.nodes.pre_forward_peak + leaving,
+                    step.nodes.pre_backward_peak + passing,
+                    step.nodes.rest_backward_peak + passing,
+                ),
             )
         )
-        # The group before is on its way back while this one is worked on (ChunkOffloadHandler.bulk_reload).
-        coming = max(gone.values(), default=0)
+        # Going backward, the group before is on its way back while this one is worked on (ChunkOffloadHandler.bulk_reload).
+        coming = own if step.layer else coming
     return tuple(out)
 
 

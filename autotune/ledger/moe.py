@@ -172,7 +172,8 @@ def _combine(ctx: Context, name: str) -> Op:
         regions=("moe",),
         forward_bytes=forward + s.hidden_bytes,
         names=(f"{name}.norm_out", f"{name}.dispatched"),
-        backward_bytes=2 * routed + s.hidden_bytes,
+        # Without dropout the gradient that comes in is the residual's own tensor.
+        backward_bytes=2 * routed + (s.hidden_bytes if model.hidden_dropout > 0 else 0),
         work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=15),
     )
 

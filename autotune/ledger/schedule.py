@@ -34,6 +34,8 @@ class StageTensors:
 
     in_forward: int
     in_backward: int
+    in_sync: int
+    """While gradients are synchronised, which the schedule's function does before it returns."""
     after_step: int
 
 
@@ -43,20 +45,26 @@ def stage_tensors(stage: int, pp: int, vpp: int, microbatches: int, *, first_chu
     Plain 1F1B keeps names from one round of its loop to the next: in a forward after the first backward these are the last
     input's gradient (``input_tensor_grad``), the last input itself (``output_tensor`` still holds that graph, whose leaf
     it is) and, but for the last stage, the gradient received for it (``output_tensor_grad``). A backward has replaced all
-    but the last input's gradient. Interleaved: the next input, the next gradient and the gradient being sent. After the
-    step ``decoder.input_tensor`` of every chunk that receives keeps its last input and gradient.
+    but the last input's gradient; the gradient received last lives until the function returns. Interleaved: the next input,
+    the next gradient and the gradient being sent. After the step ``decoder.input_tensor`` of every chunk that receives keeps
+    its last input and gradient.
 
     Source: schedules.py:forward_backward_pipelining_without_interleaving, forward_backward_pipelining_with_interleaving;
     transformer_block.py:TransformerBlock.set_input_tensor at 24bad8e6.
     """
     if pp == 1:
-        return StageTensors(in_forward=0, in_backward=0, after_step=0)
+        return StageTensors(in_forward=0, in_backward=0, in_sync=0, after_step=0)
     receives = vpp - first_chunks
     if vpp > 1:
-        return StageTensors(in_forward=3, in_backward=3, after_step=2 * receives)
+        return StageTensors(in_forward=3, in_backward=3, in_sync=2 * receives, after_step=2 * receives)
     rounds = microbatches - min(pp - stage - 1, microbatches)
     forward = 2 * receives + (stage < pp - 1) if rounds > 1 else 0
-    return StageTensors(in_forward=forward, in_backward=receives if microbatches > 1 else 0, after_step=2 * receives)
+    return StageTensors(
+        in_forward=forward,
+        in_backward=receives if microbatches > 1 else 0,
+        in_sync=2 * receives + (stage < pp - 1),
+        after_step=2 * receives,
+    )
 
 
 @lru_cache(maxsize=256)

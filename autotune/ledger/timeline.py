@@ -16,7 +16,7 @@ from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
 
-_TENSORS = ("in_forward", "in_backward", "after_step")
+_TENSORS = ("in_forward", "in_backward", "in_sync", "after_step")
 _RUNNING = ("forward", "loss", "backward")
 _REUSES_BUFFERS = (2, 7)
 """Transformer Engine that reuses the buffers of graphs (cuda_graphs.py:_get_cuda_graph_input_data at 24bad8e6)."""
@@ -251,7 +251,7 @@ class Timeline:
             "backward": [
                 *warm, returned, static.in_schedule, static.in_backward, *([static.in_forward] if keeps_mask else [])
             ],
-            "grad_sync": synced,
+            "grad_sync": [*warm, {"p2p": stage.tensors.in_sync * hidden}],
             "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
         }  # fmt: skip
         if name == "after_capture":

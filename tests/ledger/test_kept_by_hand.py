@@ -41,6 +41,28 @@ def test_unfused_attention_keeps_scores_and_core_attn_drops_them() -> None:
     assert held(with_dropout) - held(workload) == 2 * 3 * 8 * 128 * 128
 
 
+@pytest.mark.parametrize("attention_dropout", [0.0, 0.1])
+def test_unfused_attention_without_a_softmax_kernel_keeps_fp32(attention_dropout: float) -> None:
+    """FusedScaleMaskSoftmax.is_kernel_available: batch * heads is no multiple of four. Then it is done operation by operation."""
+    model = {"num_attention_heads": 2, "attention_dropout": attention_dropout}
+    pairs, dropout = 2 * 128 * 128, attention_dropout > 0
+    eager = held(small(features={"attention_backend": "unfused"}, model=model))
+    assert eager - held(small(model={"num_attention_heads": 2})) == 2 * ((6 + dropout) * pairs - 4 * 128 * 2)
+
+
+def test_unfused_softmax_gives_its_gradient_in_the_probabilities_place() -> None:
+    """scaled_masked_softmax_backward writes over its input; dropout's backward makes a tensor of its own."""
+    long = {"seq_length": 1024, "global_batch_size": 1}
+    pairs = 8 * 1024 * 1024
+
+    def transient(dropout: float) -> int:
+        workload = small(features={"attention_backend": "unfused"}, model={"attention_dropout": dropout}, train=long)
+        phases = Ledger(workload).predict(Boundary.selective()).stages[0].phases
+        return next(p.terms["transient"] for p in phases if (p.iteration, p.phase) == ("steady", "backward"))
+
+    assert transient(0.1) - transient(0.0) == 2 * pairs
+
+
 def test_mlp_label_drops_all_but_its_input() -> None:
     dropped = H + STATS + 2 * 128 * 2 * 1024 + 2 * 128 * 1024
     assert dropped == 852_480

@@ -41,20 +41,20 @@ def held(workload: Workload, suffix: str) -> int:
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        ((0, 1, 1, 8, 1), (0, 0, 0)),
-        ((0, 4, 1, 8, 1), (1, 0, 0)),  # the gradient received for its output
-        ((1, 4, 1, 8, 0), (3, 1, 2)),  # the last input and its gradient, and the received gradient
-        ((3, 4, 1, 8, 0), (2, 1, 2)),
-        ((3, 4, 1, 1, 0), (0, 0, 2)),  # one micro batch: nothing is left of an earlier one
-        ((0, 4, 1, 4, 1), (0, 0, 0)),  # all forwards but one precede the first backward
-        ((3, 4, 2, 8, 0), (3, 3, 4)),
-        ((0, 4, 2, 8, 1), (3, 3, 2)),
+        ((0, 1, 1, 8, 1), (0, 0, 0, 0)),
+        ((0, 4, 1, 8, 1), (1, 0, 1, 0)),  # the gradient received for its output
+        ((1, 4, 1, 8, 0), (3, 1, 3, 2)),  # the last input and its gradient, and the received gradient
+        ((3, 4, 1, 8, 0), (2, 1, 2, 2)),
+        ((3, 4, 1, 1, 0), (0, 0, 2, 2)),  # one micro batch: nothing is left of an earlier one
+        ((0, 4, 1, 4, 1), (0, 0, 1, 0)),  # all forwards but one precede the first backward
+        ((3, 4, 2, 8, 0), (3, 3, 4, 4)),
+        ((0, 4, 2, 8, 1), (3, 3, 2, 2)),
     ],
 )
-def test_hidden_states_of_neighbours(where: tuple[int, int, int, int, int], expected: tuple[int, int, int]) -> None:
+def test_hidden_states_of_neighbours(where: tuple[int, int, int, int, int], expected: tuple[int, int, int, int]) -> None:
     stage, pp, vpp, microbatches, embedding = where
     found = stage_tensors(stage, pp, vpp, microbatches, first_chunks=embedding)
-    assert (found.in_forward, found.in_backward, found.after_step) == expected
+    assert (found.in_forward, found.in_backward, found.in_sync, found.after_step) == expected
 
 
 def test_last_stage_counts_them_in_each_phase() -> None:
