@@ -103,9 +103,7 @@ def _run(spec: TrialSpec, rank: int, lines: LineWriter, loop: Loop) -> Any:
         counter.set_capacity(spec.capacity_bytes)
         counter.count_this_thread()
     else:
-        from autotune.trial.gpu_snapshot import keep_first_out_of_memory
-
-        keep_first_out_of_memory(spec.rank_file(rank).with_suffix(".oom.pickle"), lines)
+        _take_gpu(spec.rank_file(rank).with_suffix(".oom.pickle"), lines)
     probe = Probe(lines, reserved=spec.backend == "gpu")
     _probes.append(probe)
     session = Session(spec, rank, lines, probe, counter)
@@ -118,6 +116,16 @@ def _run(spec: TrialSpec, rank: int, lines: LineWriter, loop: Loop) -> Any:
     gc.collect()
     (bridge_loop if loop == "bridge" else core_loop).run(session)
     return probe
+
+
+def _take_gpu(snapshot: Path, lines: LineWriter) -> None:
+    """Make this rank's GPU the current one before anything else touches CUDA, which would leave a context on the node's first."""
+    import torch
+
+    from autotune.trial.gpu_snapshot import keep_first_out_of_memory
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    keep_first_out_of_memory(snapshot, lines)
 
 
 _probes: list[Any] = []
