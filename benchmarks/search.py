@@ -8,6 +8,7 @@ Without ``--truths`` tables are drawn (``benchmarks/generator.py``). A play is a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -35,6 +36,8 @@ SAMPLERS = (
     "survey_switch", "survey_only", "planner", "tpe", "tpe_ordered", "gp", "gp_ordered", "random", "narrow_first", "exhaustive",
     "oracle",
 )  # fmt: skip
+KINDS = ("switchable", "fixed", "by_chance")
+"""Drawn tables: settings can be switched at run time, they cannot (graph pools), launches near the limit fail by chance."""
 GPU_HOURS_PER_LAUNCH = 16 * 4 / 60
 WITHIN = 0.01
 DRAWS = 800
@@ -205,6 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plays", type=int, default=200, help="plays of each kind and sampler")
     parser.add_argument("--samplers", default="planner,narrow_first", help=f"of {', '.join(SAMPLERS)}")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kind", choices=["any", *KINDS], default="any", help="of drawn tables; the plays of one kind are a piece"
+    )
     parser.add_argument("--format", choices=["text", "json"], default="text")
     options = parser.parse_args(arguments)
     if "gp" in options.samplers:
@@ -212,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         torch.set_num_threads(1)  # its matrices are tiny: threads that wait for each other made a play take minutes
     plays = []
-    for truth, limit, seed in _plays(options.truths, options.plays, options.seed):
+    for truth, limit, seed in _plays(options.truths, options.plays, options.seed, options.kind):
         plays += [play(truth, limit, seed, sampler) for sampler in options.samplers.split(",")]
     summary = summarise(plays)
     if options.format == "json":
@@ -225,12 +231,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plays(folder: Path | None, count: int, seed: int) -> Iterator[tuple[Truth, int, int]]:
+def _plays(folder: Path | None, count: int, seed: int, kind: str = "any") -> Iterator[tuple[Truth, int, int]]:
     """Tables with a limit and a noise seed each; every table is used in turn until there are enough plays."""
     if folder is None:
+        machines = (Machine(number) for number in itertools.count(seed * 100_000))
+        wanted = (machine for machine in machines if kind in ("any", _kind(machine)))
         for index in range(count):
             if index % 3 == 0:
-                table = Machine(seed * 100_000 + index // 3).table()
+                table = next(wanted).table()
                 truth = Truth(table)
             yield truth, table["mem_targets_bytes"][index % 3], index % 4
         return
@@ -241,6 +249,12 @@ def _plays(folder: Path | None, count: int, seed: int) -> Iterator[tuple[Truth, 
         low, high = truth.range_bytes
         between = round(draw.uniform(low * 0.95, high * 1.05))
         yield truth, limits[index // len(truths) % len(limits)] if limits else between, index // len(truths) % 4
+
+
+def _kind(machine: Machine) -> str:
+    if machine.by_chance:
+        return "by_chance"
+    return "fixed" if machine.pool else "switchable"
 
 
 def _read(folder: Path) -> list[tuple[Truth, Sequence[int]]]:

@@ -96,6 +96,7 @@ class Posterior:
         self._savings = np.array(savings, dtype=np.float64).reshape(len(rows), len(self._labels) + 1)
         self._phase = np.array(phases, dtype=np.intp)
         self._starts = np.array(starts, dtype=np.intp)
+        self._counts = np.diff([*starts, len(rows)])
 
     def _without(self, boundary: Boundary) -> list[Boundary]:
         """For every label, and last for full recompute, the boundary without it (itself where it has none of it)."""
@@ -124,7 +125,8 @@ class Posterior:
         groups = self._terms.shape[1]
         factors = generator.standard_normal((groups, draws))
         offsets = generator.standard_normal((len(PHASES) + 1, draws)) * spread.phase_offset * width
-        self._shared = generator.standard_normal(draws) * spread.offset * width
+        # After a survey this is how the launch deviated: launches scatter no more than they do, however wrong the survey is.
+        self._shared = generator.standard_normal(draws) * spread.offset * (1.0 if spread.surveyed else width)
         scale = self._calibration()
         # Errors of parts average out in their sum, so what one label saves is known no better than all terms together.
         saving = max(spread.saving, 2 * scale * self._mean_group_spread())
@@ -179,8 +181,16 @@ class Posterior:
         return float(np.sqrt(((self._terms * self._group) ** 2).sum(axis=1)).sum() / uncertain) if uncertain > 0 else 0.0
 
     def _rebuild_peaks(self) -> None:
-        self._points = self._terms @ self._factors + self._offsets[self._phase] - self._savings @ self._saved
-        self._peaks = np.maximum.reduceat(self._points, self._starts, axis=0) + self._own + self._shared
+        self._points = self._terms @ self._factors
+        self._points -= self._savings @ self._saved
+        self._points += self._offsets[self._phase]
+        # The highest point of each boundary; few have more than two, so this is faster than reduceat along the draws.
+        self._peaks = self._points[self._starts]
+        for place in range(1, int(self._counts.max())):
+            more = np.flatnonzero(self._counts > place)
+            self._peaks[more] = np.maximum(self._peaks[more], self._points[self._starts[more] + place])
+        self._peaks += self._own
+        self._peaks += self._shared
         self._prices = self._price_table @ self._price
         for inert, (having, without) in zip(self._inert, self._pairs, strict=True):
             if len(having):

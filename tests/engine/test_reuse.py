@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_space import World, predict, settings, space
+from toy_space import World, settings, space
+from toy_survey import report_of
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.prepare import workload_digest
@@ -18,8 +19,7 @@ from autotune.records import dump_json, load_json
 from autotune.search.evidence import Evidence
 from autotune.search.planner import Planner
 from autotune.trial.record import Failure
-from autotune.trial.survey.prices import Price
-from autotune.trial.survey.report import Guard, PredictedSetting, SurveyReport
+from autotune.trial.survey.report import Guard, SurveyReport
 from autotune.workload.resolve import resolve_workload
 from autotune.workload.workload import Workload
 
@@ -67,24 +67,6 @@ def test_the_record_of_a_survey_launch_is_none_of_its_base(tmp_path: Path, workl
     directory.close()
     earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
     assert [r.boundary.key for r in earlier.full] == ["[]", "moe"]
-
-
-def report_of(world: World, *, limit_gb: float | None = None, over: Boundary | None = None, **changes: object) -> SurveyReport:
-    """What a survey launch of the toy space leaves behind."""
-    predicted = []
-    for candidate in space():
-        truth = predict(candidate.boundary, saves=world.saves, prices=world.prices)
-        phases = {p.phase: p.peak_bytes for p in truth.stages[0].phases}
-        price = Price(replay_ms=truth.replay_ms, standard_error_ms=truth.replay_ms * 0.05)
-        predicted.append(PredictedSetting(
-            boundary=candidate.boundary, peak_bytes=truth.peak_bytes, rank=0, phase=truth.phase, ranks={0: phases}, price=price,
-        ))  # fmt: skip
-    report = SurveyReport(
-        base=FULL, world_size=2, limit_bytes=None if limit_gb is None else round(limit_gb * 10**9), margin=0.005,
-        labels=(), inert_labels=(), predicted=tuple(predicted), base_measured={0: {"loss": world.peak_bytes(FULL)}},
-        trying=over,
-    )  # fmt: skip
-    return replace(report, **changes)
 
 
 def surveyed_run(path: Path, workload: Workload, world: World, report: SurveyReport) -> None:

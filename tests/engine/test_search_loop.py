@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_space import World, settings, space
+from toy_survey import report_of
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.events import ignore
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import SearchLoop
 from autotune.errors import RequestError
+from autotune.records import dump_json
 from autotune.search.evidence import Evidence
 from autotune.search.exhaustive import ExhaustiveSampler
 from autotune.search.planner import Planner
+from autotune.search.stop_rule import JITTER
 from autotune.search.study import StudyLog
 from autotune.trial.backends.base import OnProgress, TrialRequest
 from autotune.trial.record import Kind, TrialRecord
+from autotune.trial.survey.plan import SurveyPlan
 
 
 class Killed(BaseException):
@@ -40,7 +45,12 @@ class WorldBackend:
         return None
 
     def run(self, request: TrialRequest, on_progress: OnProgress | None = None) -> TrialRecord:
-        return self.world.run(request.boundary, request.number, request.repeat_reason)
+        record = self.world.run(request.boundary, request.number, request.repeat_reason)
+        if request.survey is None:
+            return record
+        assert request.folder is not None
+        (request.folder / "survey.json").write_text(dump_json(report_of(self.world)))
+        return replace(record, kind="switched", step_ms=())
 
     def close(self) -> None:
         pass
@@ -54,7 +64,9 @@ def sitting(path: Path, sampler: str, world: World, resume: bool) -> Evidence:
         chosen = (
             ExhaustiveSampler(candidates, evidence, world.lacks)
             if sampler == "exhaustive"
-            else Planner(candidates, evidence, world.lacks, draws=200)
+            else Planner(
+                candidates, evidence, world.lacks, draws=100, jitter=max(world.run_noise, JITTER), survey=sampler == "survey"
+            )
         )
         study = StudyLog(directory.journal, [c.boundary for c in candidates])
         loop = SearchLoop(
@@ -66,6 +78,7 @@ def sitting(path: Path, sampler: str, world: World, resume: bool) -> Evidence:
             workload_digest="toy",
             world_size=2,
             on_event=ignore,
+            survey=SurveyPlan(labels=("moe",)) if sampler == "survey" else None,
         )
         loop.run()
     finally:
@@ -90,18 +103,20 @@ def killing_at(count: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]
     return lambda: calls
 
 
-@pytest.mark.parametrize("sampler", ["exhaustive", "planner"])
+@pytest.mark.parametrize("sampler", ["exhaustive", "planner", "survey"])
 def test_killed_at_every_write_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str) -> None:
     def world() -> World:
-        return World(limit_gb=81.0 if sampler == "exhaustive" else 63.0, seed=5, width=0.4)
+        # The survey's answer is close to the limit where launches scatter: its search has repeats.
+        limit_gb = {"exhaustive": 81.0, "planner": 63.0, "survey": 65.0}[sampler]
+        return World(limit_gb=limit_gb, seed=5, width=0.4, run_noise=0.006 if sampler == "survey" else 0.0)
 
     whole_world = world()
     with monkeypatch.context() as patch:
         writes = killing_at(-1, patch)
         whole = sitting(tmp_path / "whole", sampler, whole_world, resume=False)
         total = writes()
-    assert total > 30
-    for count in range(1, total + 1, 2 if sampler == "planner" else 5):
+    assert total > 30 and (sampler != "survey" or any(r.repeat_reason for r in whole.records))
+    for count in range(1, total + 1, {"exhaustive": 5, "planner": 2, "survey": 2}[sampler]):
         path, first, second = tmp_path / f"killed-{count}", world(), world()
         with monkeypatch.context() as patch, pytest.raises(Killed):
             killing_at(count, patch)

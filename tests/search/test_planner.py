@@ -163,18 +163,21 @@ def test_exhaustive_runs_every_candidate_once_in_order() -> None:
     assert best is not None and optimum is not None and world.step(best) <= optimum * 1.0101
 
 
-def test_the_next_of_three_hundred_candidates_takes_no_longer_than_a_fifth_of_a_second() -> None:
+@pytest.mark.parametrize("off", [1.0, 1.12, 1.6])
+def test_the_next_of_three_hundred_candidates_takes_no_longer_than_a_fifth_of_a_second(off: float) -> None:
+    """Also where the record surprises, so that the worlds are drawn anew several times."""
     base = space()
     copies = [
         replace(c, boundary=replace(c.boundary, modules=tuple(sorted({*c.boundary.modules, f"x{i}"}))), order=i * 100 + c.order)
         for i in range(5) for c in base[:60]
     ]  # fmt: skip
-    world = World(limit_gb=60.0)
+    world = World(limit_gb=150.0)
     evidence = Evidence(copies, settings(world.limit_gb))
     planner = Planner(copies, evidence, world.lacks)
     (proposal,) = planner.ask(1)
-    record = replace(world.run(Boundary.selective(["moe", "moe_act"]), 0), boundary=proposal.boundary)
+    record = world.run(Boundary.selective(["moe", "moe_act"]), 0)
+    ranks = {r: replace(k, allocated_peak_bytes=round(k.allocated_peak_bytes * off)) for r, k in record.ranks.items()}
     start = time.process_time()
-    planner.tell(record)
+    planner.tell(replace(record, boundary=proposal.boundary, ranks=ranks))
     planner.ask(1)
-    assert time.process_time() - start < 1.0  # 0.2 s on an idle core; a shared one gets room
+    assert time.process_time() - start < 0.6  # 0.08 to 0.17 s of one core; a shared one, and threads of BLAS, get room
