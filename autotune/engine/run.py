@@ -226,8 +226,12 @@ def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tu
     union = tuple(sorted({label for b in boundaries for label in b.modules}))
     refused_together = any(c.status == "invalid" and set(c.boundary.modules) == set(union) for c in prepared.candidates)
     labels = max((b.modules for b in boundaries), key=len, default=()) if refused_together else union
-    if not labels or Boundary.full("uniform", 1) not in boundaries:
-        return None, "the space has no full/uniform/1 or no labels"
+    if not labels:
+        return None, "the space has no label to switch"
+    full = Boundary.full("uniform", 1)
+    if full not in boundaries:
+        why = next((c.reason for c in prepared.candidates if c.boundary == full), "") or "it is not in the space"
+        return None, f"every setting is priced under {full.key}, which cannot run here: {why}"
     limit, margin = request.mem_target_bytes, margin_of(prepared.workload)
     return SurveyPlan(labels=labels, candidates=tuple(boundaries), limit_bytes=limit, margin=margin), None
 
