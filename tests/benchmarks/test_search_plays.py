@@ -9,7 +9,8 @@ import pytest
 
 from autotune.trial.backends.tables import load_table
 from benchmarks.generator import Machine
-from benchmarks.search import Truth, main, play
+from benchmarks.played_truth import Truth
+from benchmarks.search import main, play
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -55,3 +56,76 @@ def test_the_command_prints_plays_and_a_summary(capsys: pytest.CaptureFixture[st
         out["plays"][0]
     )
     assert out["summary"][0]["sampler"] == "narrow_first"
+
+
+def measured(labels: list[str], peak_gb: float, step_ms: float, error_ms: float) -> dict[str, object]:
+    run = {"outcome": "completed", "ranks": {"0": {"allocated_peak_bytes": round(peak_gb * 1e9)}}, "step_ms": [step_ms]}
+    return {"modules": labels, "runs": [run], "true_step_ms": step_ms, "true_step_error_ms": error_ms}
+
+
+def test_boundaries_within_two_standard_errors_of_a_price_tie() -> None:
+    """525 against 500 ms with 10 ms each is 1.8 of their standard error: a tie; 535 ms is 2.5 and dearer by 7 %."""
+    rows = [measured([], 80.0, 500.0, 10.0), measured(["mlp"], 60.0, 525.0, 10.0), measured(["core_attn"], 60.0, 535.0, 10.0)]
+    truth = Truth({"name": "three", "workload": {"gpus": 1}, "rows": rows})
+    control, mlp, attention = truth.rows
+    assert truth.dearer_ms(mlp, control) == 0.0 and truth.dearer_ms(attention, control) == 35.0
+    exact = Truth({"name": "exact", "workload": {"gpus": 1}, "rows": [row | {"true_step_error_ms": 0.0} for row in rows]})
+    assert exact.dearer_ms(mlp, control) == 25.0
+    assert exact.optimum(70 * 10**9) == mlp and exact.optimum(10**9) is None
+
+
+def test_tables_of_a_study_are_played_by_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Failed rows fit nowhere, tables that rank nothing are left out, and predictions are those of the table's recipe."""
+    rows = [
+        {"modules": [], "peak_gb": 66.3, "outcome": "oom"},
+        {"modules": ["moe"], "peak_gb": 64.653, "step_ms": 657.42, "outcome": "completed"},
+        {"modules": ["moe", "layernorm"], "peak_gb": 63.639, "step_ms": 677.62, "outcome": "completed"},
+    ]
+    facts = {"recipe": "nemotron_3_nano_pretrain_16gpu_h100_bf16_config", "gpus": 16, "gpu": "H100 80GB"}
+    study = {"name": "nemotron_3_nano", "workload": facts, "rows": rows}
+    context = {"name": "context", "rows": [{"modules": ["mlp"], "peak_gb": 55.6, "outcome": "completed"}]}
+    (tmp_path / "study.json").write_text(json.dumps({"tables": [study, context]}))
+    truth = Truth(study)
+    assert truth.kind == "seed" and truth.range_bytes == (63.639e9, 64.653e9)
+    assert all(c.prediction is not None and c.prediction.peak_bytes > 50e9 for c in truth.candidates)
+    control = next(iter(truth.rows))
+    assert truth.launch(control, number=0, run_index=0, limit_bytes=10**12, seed=0).failure is not None
+    names = {limit: play(truth, round(limit * 1e9), 0, "planner").answer for limit in (66.0, 64.2, 60.0)}
+    assert names == {66.0: "moe", 64.2: "layernorm+moe", 60.0: None}
+    assert main(["--truths", str(tmp_path), "--plays", "4", "--samplers", "exhaustive,oracle", "--format", "json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert {p["table"] for p in out["plays"]} == {"nemotron_3_nano"} and len(out["plays"]) == 8
+
+
+def test_the_oracle_launches_the_optimum_and_nothing_where_nothing_fits() -> None:
+    truth = Truth(Machine(4).table())
+    peaks = sorted(map(truth.peak_bytes, truth.rows))
+    limit = round((peaks[-1] + peaks[0]) / 2)
+    own = play(truth, limit, 0, "oracle")
+    assert own.answer == own.optimum and own.launches <= 2 and not own.false_pass
+    none = play(truth, round(peaks[0] * 0.9), 0, "oracle")
+    assert (none.launches, none.answer, none.found) == (0, None, True)
+
+
+def test_a_kind_is_played_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plays", "3", "--kind", "fixed", "--samplers", "oracle", "--format", "json"]) == 0
+    plays = json.loads(capsys.readouterr().out)["plays"]
+    assert {p["kind"] for p in plays} == {"generator, no switch"} and not any(p["by_chance"] for p in plays)
+
+
+def test_what_is_left_open_is_not_excluded() -> None:
+    """A play whose optimum one launch at the limit fails: the certificate leaves it open, so it is right, and says how many."""
+    opened = [play(Truth(Machine(seed).table()), limit, 0, "survey_switch") for seed, limit in at_the_limit()]
+    assert any(p.left_open > 0 for p in opened)
+    assert all(p.certificate_right for p in opened if p.left_open)
+
+
+def at_the_limit() -> list[tuple[int, int]]:
+    """Tables with free routing and limits just above the cheapest setting's peak."""
+    found = []
+    for seed in range(30):
+        machine = Machine(seed)
+        if machine.has_experts and not machine.pool and not machine.by_chance and len(found) < 4:
+            control = machine.settings()[0]
+            found.append((seed, round(machine.peak(control) * 1.002)))
+    return found
