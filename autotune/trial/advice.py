@@ -74,7 +74,15 @@ def levers(symptom: Symptom, stage: str, kind: str | None = None) -> tuple[str, 
         return _loss_path(symptom)
     if kind == "config_invalid":
         return _invalid(symptom.message.lower())
+    if kind == "other" and "illegal memory access" in symptom.message.lower():
+        return _ILLEGAL_ACCESS
     return _BY_CLASS[kind]
+
+
+_ILLEGAL_ACCESS = (
+    "with CUDA graphs and expandable_segments: NCCL_GRAPH_REGISTER=0, without which a graph replays on memory that has moved",
+    "else CUDA_LAUNCH_BLOCKING=1 names the kernel; no recompute boundary changes it",
+)
 
 
 _LOSS_TENSORS = 3
@@ -102,6 +110,11 @@ def _loss_path(symptom: Symptom) -> tuple[str, ...]:
 
 
 def _capacity(symptom: Symptom, stage: str) -> tuple[str, ...]:
+    if "nccl" in symptom.message.lower():
+        return (
+            "NCCL found no room for its buffers beside PyTorch's memory: a wider boundary, chosen for a lower --mem-target",
+            "what NCCL takes is in no count of PyTorch's: compare the device memory in use with the reserved peak",
+        )
     if stage in ("launch", "model_build"):
         return (
             "not recompute: weights and gradient buffers alone do not fit",

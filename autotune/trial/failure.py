@@ -103,6 +103,8 @@ def _is_memory(symptom: Symptom) -> bool:
     if "OutOfMemoryError" in symptom.types:
         return True
     text = symptom.message.lower()
+    if "failed to cuda calloc" in text or "failed to cuda malloc" in text:  # NCCL's words (alloc.h:ncclCudaCallocDebug).
+        return True
     return "out of memory" in text and ("cuda" in text or "tried to allocate" in text)
 
 

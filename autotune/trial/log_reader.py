@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.trial.failure import Symptom, is_consequence, phase_of
@@ -23,6 +23,8 @@ _WORDS = re.compile(
     r"CUDA out of memory|Xid \d+|uncorrectable ECC|fallen off the bus|[Nn]ode .{0,80}(?:died|is dead)|"
     r"DUE TO TIME LIMIT|[Nn]o space left on device"
 )
+_NCCLS_LAST_WORD = re.compile(r"^nccl\w+Error:|^Cuda failure \d* ?'|^Failed to CUDA (?:calloc|malloc|host alloc)")
+"""What NCCL could not do stands lines below the exception that only says "unhandled cuda error": one failure, not several."""
 _OWN_RANK = re.compile(r"\[Rank (\d+)\]|\brank\s*:\s*(\d+)|\brank (\d+)\b", re.IGNORECASE)
 _WARNS = re.compile(r"warn(ing)?s?\b", re.IGNORECASE)
 
@@ -82,6 +84,10 @@ def read_failures(text: str, *, source: str = "") -> list[LogFailure]:
         if frame:
             stream.frames.append(f"{Path(frame[1]).name}:{frame[2]}")
             stream.open = True
+            continue
+        if found and found[-1].rank == rank and _NCCLS_LAST_WORD.match(line.strip()):
+            said = found[-1].symptom
+            found[-1] = replace(found[-1], symptom=replace(said, message=f"{said.message}: {line.strip()}"))
             continue
         raised = _RAISED.match(line.strip())
         if raised and (stream.open or not _WARNS.search(raised[1])):

@@ -179,6 +179,42 @@ EXCERPTS: list[tuple[str, str, str, int | None, str | None, str]] = [
         "find the rank",
     ),
     (
+        "NCCL without room for its buffers",
+        "[rank6]: Traceback (most recent call last):\n"
+        '[rank6]:   File "/opt/megatron-lm/megatron/core/distributed/finalize_model_grads.py", line 90, in finalize_model_grads\n'
+        "[rank6]: torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/NCCLUtils.cpp:94, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n"
+        "[rank6]: ncclUnhandledCudaError: Call to CUDA function failed.\n[rank6]: Last error:\n"
+        "[rank6]: Failed to CUDA calloc async 4194304 bytes\n"
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/NCCLUtils.cpp:94, remote process exited or there "
+        "was a network error, NCCL version 2.27.3\n",
+        "oom_capacity",
+        6,
+        "grad_sync",
+        "NCCL found no room",
+    ),
+    (
+        "NCCL's other words for it",
+        "iteration 4/ 10 |\n[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/m/schedules.py", line 1, in backward_step\n'
+        "[rank1]: torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/NCCLUtils.cpp:94, unhandled cuda error, NCCL "
+        "version 2.27.3\n[rank1]: Last error:\n[rank1]: Cuda failure 2 'out of memory'\n",
+        "oom_capacity",
+        1,
+        "steady(5)",
+        "NCCL found no room",
+    ),
+    (
+        "illegal memory access",
+        "iteration 4/ 10 |\n[rank2]: Traceback (most recent call last):\n"
+        '[rank2]:   File "/m/schedules.py", line 1, in backward_step\n'
+        "[rank2]: RuntimeError: CUDA error: an illegal memory access was encountered\n",
+        "other",
+        2,
+        "steady(5)",
+        "with CUDA graphs and expandable_segments",
+    ),
+    (
         "something else",
         'iteration 4/ 10 |\nTraceback (most recent call last):\n  File "/m/schedules.py", line 1, in forward_step\n'
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied\n",
