@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -80,7 +80,8 @@ def following(progress: RunProgress | None, console: Console, *, period_s: float
 
         def follow() -> None:
             while not ended.wait(period_s):
-                progress.update()
+                with suppress(OSError):  # a file that the run is replacing just now is read at the next look
+                    progress.update()
                 live.update(live_view(progress, console.width), refresh=True)
 
         thread = Thread(target=follow, name="autotune-live", daemon=True)
