@@ -3,8 +3,8 @@
     python -m benchmarks.truth RECIPE --out FILE [--runs N] [--steps K] [--price-steps N] [--no-survey] [OVERRIDE ...]
 
 Peaks, outcomes, losses and gradient norms come from fresh launches, on every rank, by phase. What a step costs comes from one
-process in which all settings take turns (``benchmarks/truth_prices.py``). What a survey says comes from a launch of its own:
-it is what a search is given, and shares no process with the prices that it is judged by.
+process in which all settings take turns (``benchmarks/truth_prices.py``). What a survey says comes from a launch of its own,
+before all others: it is what a search is given, and shares no process with the prices that it is judged by.
 The file is written after each launch; started again, it goes on where it was, on the same code that measures.
 """
 
@@ -61,9 +61,9 @@ def main(*, recipe: str, overrides: tuple[str, ...], out: Path, runs: int, steps
         table = Table(out, workload)
         with Zygote("cpu") as zygote:
             bench = Bench(workload, zygote)
-            bench.launch_all(table, runs=runs, steps=steps)
             if survey and "survey" not in table.data:
-                bench.survey(table)
+                bench.survey(table)  # First: what it says of a setting was written before anyone had seen it run.
+            bench.launch_all(table, runs=runs, steps=steps)
             if price_steps and "prices" not in table.data:
                 bench.price(table, price_steps)
     except AutotuneError as error:
@@ -160,12 +160,12 @@ class Bench:
                 click.echo(f"{place + 1}/{len(self._boundaries)} {boundary.key}: {_said(record)}", err=True)
 
     def survey(self, table: Table) -> None:
-        """What one survey launch says of all candidates."""
+        """What one survey launch says of all candidates, with the time at which it said so."""
         plan = SurveyPlan(labels=self._labels, candidates=tuple(self._boundaries), switch_to=0, timed_steps=5)
         outcome = run_survey(self._spec, plan, self._run)
         if outcome.report is None:
             raise AutotuneError(f"the survey ended before its report: {outcome.launches[-1].failure}")
-        table.data["survey"] = survey_of(outcome.report)
+        table.data["survey"] = {"predicted_at": _now(), **survey_of(outcome.report)}
         table.save()
 
     def price(self, table: Table, steps: int) -> None:
@@ -229,6 +229,7 @@ def run_of(record: TrialRecord) -> dict[str, Any]:
         "grad_norm": [step["grad_norm"] for step in last.iterations] if last is not None else [],
         "wall_s": record.details["wall_s"],
         "load_1m": round(os.getloadavg()[0], 2),
+        "ended_at": _now(),
     }
 
 

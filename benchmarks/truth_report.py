@@ -43,6 +43,7 @@ def report(table: dict[str, Any]) -> dict[str, Any]:
         "recipe": table["name"],
         "measured": f"{table['measured']['began']} to {table['measured']['ended']}, {table['measured']['machine']['cpu']}",
         "settings": len(pairs),
+        "predicted before they ran": sum(_predicted_first(row, table["survey"].get("predicted_at")) for row in table["rows"]),
         "survey exact": sum(error == 0 for error in errors),
         "survey worst percent": round(worst, 3),
         "pairs of peaks over 0.5 % apart in order": _ordered(peaks, lambda fresh: 0.005 * fresh),
@@ -77,6 +78,10 @@ def _ordered(pairs: Sequence[tuple[float, float]], apart: Callable[[float], floa
 
 def _range(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def _predicted_first(row: dict[str, Any], predicted_at: str | None) -> bool:
+    return predicted_at is not None and all(run.get("ended_at", "") > predicted_at for run in row["runs"])
 
 
 def _peak(row: dict[str, Any]) -> int:
