@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import socket
 from typing import Any
 
 import pytest
+from marked import listening
 
 from autotune.cluster import connection
 from autotune.errors import ExitStatus, RequestError, StoppedError
@@ -59,10 +60,15 @@ def test_a_cluster_of_our_own_listens_on_loopback_only(monkeypatch: pytest.Monke
     found = connection.connect(None, local_cpus=1)
     try:
         assert found["CPU"] == 1 and connection.control_store_of(None).startswith("127.0.0.1:")  # type: ignore[union-attr]
-        own = {os.getpid(), *descendants(os.getpid())}
-        told = subprocess.run(["ss", "--no-header", "-ltnp"], capture_output=True, text=True, check=True).stdout
-        places = [line.split()[3] for line in told.splitlines() if any(f"pid={pid}," in line for pid in own)]
+        places = listening([os.getpid(), *descendants(os.getpid())])
     finally:
         connection.disconnect()
     assert len(places) > 3  # control store, raylet, agent, ...
-    assert all(place.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:")) for place in places), places
+    assert set(places) <= {"127.0.0.1", "::1"}
+
+
+def test_a_listener_on_every_interface_would_be_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)), socket.create_server(("", 0)):
+        assert {"127.0.0.1", "0.0.0.0"} <= set(listening([os.getpid()]))
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True):
+        assert "::" in listening([os.getpid()])
