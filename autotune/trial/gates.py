@@ -53,7 +53,13 @@ class GateSettings:
         steady_steps: int = 3,
         to_the_bit: bool = False,
     ) -> GateSettings:
-        """Settings of one run; ``to_the_bit`` for backends whose arithmetic is deterministic."""
+        """Settings of one run; ``to_the_bit`` for backends whose arithmetic is deterministic.
+
+        A gated shared expert is compared within a band even there: its input goes to the expert and to its gate, and a
+        checkpoint around both (moe_layer.py:MoELayer.shared_experts_compute) adds their two gradients before those of the
+        routed experts, in 16 bits.
+        """
+        to_the_bit = to_the_bit and not workload.model.moe_shared_expert_gate
         graphs = workload.features.cuda_graph_impl != "none"
         dropout = workload.model.hidden_dropout > 0 or workload.model.attention_dropout > 0
         return cls(

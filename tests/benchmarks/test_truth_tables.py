@@ -15,8 +15,8 @@ from autotune.workload.catalog import load
 from benchmarks.truth import Table
 
 TABLES = sorted((Path(__file__).parents[2] / "benchmarks" / "data" / "truth").glob("*.json"))
-SAME_NUMBERS = 1e-5
-"""A gated shared expert adds its gradients in another order under a checkpoint (docs/decisions/060)."""
+GATED_SHARED_EXPERT = 1e-4
+"""It adds its gradients in another order under a checkpoint: 5e-6 of the norm in the first step, more as training goes on."""
 
 
 @pytest.fixture(scope="module", params=TABLES, ids=lambda path: path.stem)
@@ -42,10 +42,12 @@ def test_every_setting_ran_on_every_rank_and_has_a_price_where_there_are_prices(
 def test_every_setting_trains_as_the_control_does(table: dict[str, Any]) -> None:
     """Loss and gradient norm of every step, in fresh processes."""
     control = next(row for row in table["rows"] if row["granularity"] == "selective" and not row["modules"])["runs"][0]
+    gated = table["workload"]["model"]["moe_shared_expert_gate"]
     for row in table["rows"]:
+        band = GATED_SHARED_EXPERT if gated and "shared_experts" in (row["modules"] or ()) else 0.0
         for run in row["runs"]:
-            assert run["loss"] == control["loss"], row
-            assert run["grad_norm"] == pytest.approx(control["grad_norm"], rel=SAME_NUMBERS), row
+            assert run["loss"] == pytest.approx(control["loss"], rel=band, abs=0), row
+            assert run["grad_norm"] == pytest.approx(control["grad_norm"], rel=band, abs=0), row
 
 
 def test_the_survey_predicted_every_fresh_peak(table: dict[str, Any]) -> None:

@@ -11,9 +11,11 @@ from made_records import GIB, gates, iterations, oom, rank, record
 
 from autotune.boundary.boundary import Boundary
 from autotune.records import from_builtins, to_builtins
+from autotune.trial.gates import GateSettings
 from autotune.trial.record import Failure, TrialRecord
 from autotune.trial.verdict import judge
 from autotune.units import parse_size_bytes
+from autotune.workload.catalog import load
 
 
 def test_units_and_hot_rank() -> None:
@@ -203,3 +205,12 @@ def test_the_order_in_which_ranks_reported_changes_nothing(sizes: list[int], ran
     shuffled = list(ranks)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert judge([record(ranks)], gates(5e10)) == judge([record(shuffled)], gates(5e10))
+
+
+def test_a_gated_shared_expert_is_compared_within_a_band() -> None:
+    """Its checkpoint adds 16-bit gradients in another order, on any machine: not the control's to the bit, and valid."""
+    bands = [
+        GateSettings.for_workload(load(alias), 10**9, to_the_bit=True).loss_ratio
+        for alias in ("qwen3_moe_tiny", "qwen3_next_tiny")
+    ]
+    assert bands == [0.0, 0.01]
