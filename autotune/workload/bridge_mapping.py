@@ -54,6 +54,7 @@ def as_workload(answer: Mapping[str, Any], *, name: str, source: Source, gpu: st
                 other[path] = raw
     if record["precision"].get("fp8") is None and record["precision"].get("fp4") is None:
         other = {path: value for path, value in other.items() if path.rpartition(".")[2] not in _QUANTISED_ONLY}
+        record["precision"].pop("keep_mtp_spec_in_bf16", None)
     _derive(record, answer, sections)
     notes = list(source.notes)
     vocabulary = answer["vocabulary"]
