@@ -26,3 +26,10 @@ def command_environment(tmp_path: Path) -> dict[str, str]:
     """Environment of a subprocess that runs the command: plain output, no terminal, this checkout on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTUNE_", "COVERAGE_"))}
     return {**kept, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "100", "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts Megatron, Ray or a browser may take long where a busy machine starts them slowly; a hang still ends."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))

@@ -53,6 +53,17 @@ def choose(request: Request, workload: Workload) -> Choice:
     return Choice(name="predict", why=f"auto took predict, nothing is launched; not gpu: {no_gpu}; not cpu: {no_cpu}")
 
 
+def runs_on_cpu(request: Request) -> bool:
+    """Whether a run of this request on this machine would launch on the CPU; no cluster is asked.
+
+    Trials on a CPU run the stand-ins' kernels, so a plan for them has to price those.
+    """
+    if request.backend != "auto":
+        return request.backend == "cpu"
+    entry = find(request.recipe)
+    return entry is not None and entry.sized_for == "cpu"
+
+
 def _no_gpu(request: Request, workload: Workload) -> str | None:
     """Why the gpu backend cannot run; None where the machine, or the Ray cluster, has a GPU for each rank, and Bridge.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.boundary.notes import boundary_notes
+from autotune.engine.backends import runs_on_cpu
 from autotune.engine.prepare import Prepared, prepare, revisions
 from autotune.engine.request import Request
 from autotune.errors import NoBoundaryError
@@ -17,6 +18,9 @@ from autotune.search.candidate import Candidate
 from autotune.search.fit import fit_probability
 from autotune.search.outcome import Breakpoint
 from autotune.units import format_gb, format_gb_and_gib
+
+if TYPE_CHECKING:
+    from autotune.ledger.ledger import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class PlanResult:
     kind: str
     architecture: Mapping[str, Any]
     mem_target_bytes: int | None
+    kernels: str
+    """Whose are priced: ``te`` (Transformer Engine on a GPU) or ``stand_in`` (those of trials on a CPU)."""
     candidates: tuple[PlanRow, ...]
     wall: Any
     breakpoints: tuple[Breakpoint, ...]
@@ -85,7 +91,8 @@ def plan(request: Request) -> PlanResult:
     Raises:
         RequestError: The request is wrong.
     """
-    return plan_of(prepare(request, detailed=False), request.mem_target_bytes)
+    variant: Variant = "stand_in" if runs_on_cpu(request) else "te"
+    return plan_of(prepare(request, variant=variant, detailed=False), request.mem_target_bytes)
 
 
 def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
@@ -96,6 +103,7 @@ def plan_of(prepared: Prepared, limit_bytes: int | None) -> PlanResult:
         kind="predicted",
         architecture={"class": architecture.class_, "title": architecture.title, "facts": dict(architecture.facts)},
         mem_target_bytes=limit_bytes,
+        kernels=prepared.ledger.variant,
         candidates=tuple(_row(c, limit_bytes) for c in sorted(prepared.candidates, key=lambda c: c.order)),
         wall=prepared.wall,
         breakpoints=breakpoints(predicted_points(prepared.candidates)),

@@ -63,6 +63,7 @@ class Ledger:
     def __init__(self, workload: Workload, *, load_factor: float | None = None, variant: Variant = "te") -> None:
         self.workload = workload
         self.load_factor = load_factor
+        self.variant = variant
         self.context = Context(
             workload=workload,
             sizes=sizes(workload, load_factor=load_factor or 1.0),

@@ -75,10 +75,13 @@ def _lines(result: PlanResult, usable: Sequence[PlanRow], choice: PlanRow | None
     lines += [("reader", note) for note in source.get("notes", ())]
     if source.get("overrides"):
         lines.append(("overrides", " ".join(source["overrides"])))
+    if result.kernels == "stand_in":
+        lines.append(("kernels", "the stand-ins of trials on a CPU, not Transformer Engine's; --backend gpu prices those"))
     if result.mem_target_bytes is not None:
         at_risk = [boundary_name(boundary_of(row.boundary)) for row in usable if row.at_risk]
         lines.append(("cheapest that fits", _choice(choice)))
-        lines.append(("at risk", "; ".join(at_risk) or "none"))
+        more = f"; {len(at_risk) - 5} more" if len(at_risk) > 5 else ""
+        lines.append(("at risk", ("; ".join(at_risk[:5]) or "none") + more))
     lines.append(("labels offered", ", ".join(_offered(usable)) or "none"))
     lines += [("", note) for note in result.boundary_notes]
     lines.append(("wall", wall_text(to_builtins(result.wall))))

@@ -26,3 +26,15 @@ def test_no_candidate_is_predicted_below_the_floor(recipe: str) -> None:
     result = plan(Request(recipe=recipe))
     lowest = min(row.peak_bytes for row in result.candidates if row.status == "distinct" and row.peak_bytes is not None)
     assert result.wall.floor_bytes <= lowest
+
+
+def test_a_plan_prices_the_kernels_that_a_run_would_launch() -> None:
+    """moonlight_tiny without recompute measures 59.2 MB on a CPU; with Transformer Engine's buffers it would be 5 times that."""
+    peaks = {}
+    for backend in ("auto", "cpu", "gpu"):
+        result = plan(Request(recipe="moonlight_tiny", backend=backend))
+        peaks[backend] = next(row.peak_bytes for row in result.candidates if row.name == "[]")
+        assert result.kernels == ("te" if backend == "gpu" else "stand_in")
+    assert peaks["auto"] == peaks["cpu"]
+    assert peaks["auto"] == pytest.approx(59.2e6, rel=0.02)
+    assert plan(Request(recipe="nemotron3nano")).kernels == "te"
