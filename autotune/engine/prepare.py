@@ -113,9 +113,21 @@ def refuse_invalid_setting(overrides: Sequence[str], workload: Workload, candida
         return
     asked = read_settings(workload.recipe_recompute).boundary
     found = next((candidate for candidate in candidates if candidate.boundary == asked), None)
-    if found is not None and found.status == "invalid":
+    reason = found.reason if found is not None and found.status == "invalid" else _refused_label(workload, given)
+    if reason is not None:
         path, _, value = given[-1].partition("=")
-        raise RequestError(path, value, found.reason, "autotune plan without it shows what can be set")
+        raise RequestError(path, value, reason, "autotune plan without it shows what can be set")
+
+
+def _refused_label(workload: Workload, given: Sequence[str]) -> str | None:
+    """Why a list of labels is refused that Megatron reads under selective only, and the recipe is not: none of it was checked."""
+    from autotune.boundary.check import check
+
+    modules = workload.recipe_recompute.get("recompute_modules")
+    if not modules or not any(override.startswith("model.recompute_modules=") for override in given):
+        return None
+    deciding = check(workload, Boundary.selective(modules)).deciding
+    return deciding.message if deciding is not None and deciding.rule == "label_not_accepted" else None
 
 
 def with_recorded(prepared: Prepared, boundaries: Iterable[Boundary]) -> Prepared:

@@ -81,6 +81,15 @@ def test_label_that_the_revision_does_not_accept(invoke: Invoke, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_label_of_a_recipe_that_recomputes_nothing_is_checked_too(invoke: Invoke) -> None:
+    """Megatron reads the list under selective only; a request that names a label means it."""
+    status, out, err = invoke("plan", "--recipe", "qwen3_30b_a3b", "model.recompute_modules=[moe_acct]")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("autotune: model.recompute_modules='[moe_acct]': Megatron Core 0.19.2 does not accept moe_acct ")
+    status, out, err = invoke("plan", "--recipe", "qwen3_30b_a3b", "model.recompute_modules=[moe_act]")
+    assert (status, err) == (0, "")
+
+
 def test_workload_on_which_no_setting_is_valid(invoke: Invoke, tmp_path: Path) -> None:
     """Offloading of layers works without a pipeline only: not even recompute off is left."""
     status, out, err = invoke("run", "--recipe", "kimi_k2", "--mem-target", "80GB", "model.cpu_offloading=true", "--out", "run")
