@@ -1,8 +1,8 @@
 """Ends this process, resumably, when Ray's head is gone: before Ray does it with the status of a defect.
 
 A driver that asks a control store which is gone waits in C++, where no Python exception reaches it, and Ray ends the process
-with status 1 once ``gcs_rpc_server_reconnect_timeout_s`` is over (60 s; rpc_client.h, seen with 2.60). A head that is back in
-time is another cluster, and says so in an exception.
+with status 1 once ``gcs_rpc_server_reconnect_timeout_s`` is over (60 s; rpc_client.h, seen with 2.60). A head that was gone and
+is back is another cluster: Ray says so in an exception, or fails a check of its own in C++ and ends the process with status 1.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _SHARE = 0.75
 """Of Ray's own patience: enough before it, and as long as can be given to a head that may come back."""
 _LOOK_S = 1.0
+_LOOK_AGAIN_S = 0.05
+"""Once nobody listens there: a head that is back is to be seen before Ray's own client asks it."""
 
 
 class HeadWatch:
-    """While it is entered, a head that cannot be reached for a while ends the process with exit status 4.
+    """While it is entered, a head that is started again, or out of reach for a while, ends the process with exit status 4.
 
     All that a run has finished is on disk by then: this is a driver killed, which resumes.
 
@@ -47,19 +49,24 @@ class HeadWatch:
         self._left.set()
 
     def _look(self) -> None:
-        seen = time.monotonic()
-        while not self._left.wait(_LOOK_S):
-            if self._answers():
-                seen = time.monotonic()
-            elif time.monotonic() - seen > self._patience_s and not self._left.is_set():
+        seen, refused = time.monotonic(), False
+        while not self._left.wait(_LOOK_AGAIN_S if refused else _LOOK_S):
+            try:
+                with socket.create_connection((self._host, self._port), timeout=5.0):
+                    pass
+            except OSError as error:
+                refused = refused or isinstance(
+                    error, ConnectionRefusedError
+                )  # its process is gone; silence may be the network's
                 gone_s = time.monotonic() - seen
-                text = f"Ray's head at {self._address} has not answered for {gone_s:.0f} s; start it and add --resume"
-                print(f"autotune: the Ray cluster was lost ({text})", file=sys.stderr, flush=True)
-                os._exit(ExitStatus.STOPPED)
+                if gone_s > self._patience_s:
+                    self._end(f"Ray's head at {self._address} has not answered for {gone_s:.0f} s; start it and add --resume")
+                continue
+            if refused:
+                self._end(f"Ray's head at {self._address} was started again and knows nothing of this run; add --resume")
+            seen = time.monotonic()
 
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection((self._host, self._port), timeout=5.0):
-                return True
-        except OSError:
-            return False
+    def _end(self, text: str) -> None:
+        if not self._left.is_set():
+            print(f"autotune: the Ray cluster was lost ({text})", file=sys.stderr, flush=True)
+            os._exit(ExitStatus.STOPPED)
