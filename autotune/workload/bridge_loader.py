@@ -206,7 +206,6 @@ def _null_tokenizer_size(tokenizer: Any) -> int:
 def load(request: dict[str, Any]) -> dict[str, Any]:
     """Load, override and finalise one recipe; the answer's ``sections`` hold values and defaults by Bridge's paths."""
     finder = _import_bridge(request)
-    import megatron.core
 
     if request["known_hub"]:
         _take_any_revision()
@@ -256,9 +255,9 @@ def load(request: dict[str, Any]) -> dict[str, Any]:
         "attention_mask_on_device": not getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True),
         "stood_in": sorted(finder.stood_in),
         "gpu_declared": gpu_declared,
-        "revisions": {
-            "megatron_core": megatron.core.__version__,
-            "megatron_bridge": _version("megatron.bridge"),
+        "revisions": {  # __version__ of both ends in the revision of whatever git checkout their folder lies in
+            "megatron_core": importlib.metadata.version("megatron-core"),
+            "megatron_bridge": importlib.metadata.version("megatron-bridge"),
             "torch": importlib.metadata.version("torch").partition("+")[0],
             "transformer_engine": getattr(sys.modules.get("transformer_engine"), "__version__", None),
         },
@@ -294,7 +293,7 @@ def describe(request: dict[str, Any]) -> dict[str, Any]:
             defaults |= class_defaults(member)
         sections[section] = dict(sorted((name, value) for name, value in defaults.items() if not name.startswith("_")))
     recipes = {name: section_values(make()) for name, make in mixed_precision.MIXED_PRECISION_RECIPES.items() if "-" not in name}
-    return {"sections": sections, "mixed_precision": recipes, "revision": _version("megatron.bridge")}
+    return {"sections": sections, "mixed_precision": recipes, "revision": importlib.metadata.version("megatron-bridge")}
 
 
 _CONFIG_CLASSES = {
@@ -374,10 +373,6 @@ def _follow_the_launcher(cfg: Any, overridden: set[str]) -> None:
         cfg.model.pipeline_model_parallel_layout = builder(
             cfg.model.pipeline_model_parallel_size, cfg.model.virtual_pipeline_model_parallel_size
         )
-
-
-def _version(module: str) -> str | None:
-    return getattr(sys.modules.get(module), "__version__", None)
 
 
 def main() -> int:
