@@ -55,9 +55,8 @@ class HeadWatch:
                 with socket.create_connection((self._host, self._port), timeout=5.0):
                     pass
             except OSError as error:
-                refused = refused or isinstance(
-                    error, ConnectionRefusedError
-                )  # its process is gone; silence may be the network's
+                # Refused: its process is gone. Silence may be the network's.
+                refused = refused or isinstance(error, ConnectionRefusedError)
                 gone_s = time.monotonic() - seen
                 if gone_s > self._patience_s:
                     self._end(f"Ray's head at {self._address} has not answered for {gone_s:.0f} s; start it and add --resume")
