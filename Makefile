@@ -1,4 +1,4 @@
-# make demo   a recommendation for a real recipe, on a machine with nothing but Python
+# make demo   two recommendations: one measured by training steps on this machine's CPU, one predicted for a recipe of 16 H100s
 # make readme puts the present answer of the demo into README.md, and writes schemas and tables of docs/ anew
 # make docs   the documentation as a site in build/site
 # make test   the whole test suite; test-fast leaves out what starts Megatron, Ray or a browser
@@ -11,6 +11,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test test-fast lint readme docs env clean
 
 demo: env
+	@! scripts/find_compiler || { set -x; $(BIN)/autotune run --recipe moonlight_tiny --mem-target 50MB; }
 	$(BIN)/autotune run --recipe nemotron3nano --mem-target 75GB
 
 test: env lint

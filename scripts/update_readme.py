@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ["run", "--recipe", "nemotron3nano", "--mem-target", "75GB", "--backend", "predict", "--quiet"]
-BLOCK = re.compile(r"(`make demo` answers:\n\n```text\n)(.*?)(```)", re.DOTALL)
+BLOCK = re.compile(r"(predicted, and answers:\n\n```text\n)(.*?)(```)", re.DOTALL)
 
 
 def real_answer() -> str:
