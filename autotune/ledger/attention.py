@@ -25,9 +25,20 @@ def _fuses_softmax(ctx: Context) -> bool:
 
 
 def core_attention(
-    ctx: Context, name: str, *, query: Tensor, key: Tensor, value: Tensor, value_dim: int, region_inputs: tuple[Tensor, ...]
+    ctx: Context,
+    name: str,
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    value_dim: int,
+    region_inputs: tuple[Tensor, ...],
+    names: tuple[Tensor, ...],
 ) -> tuple[tuple[Op, ...], Region, Tensor]:
-    """The attention core with its ``core_attn`` region; returns its operations, the region and the output tensor."""
+    """The attention core with its ``core_attn`` region; returns its operations, the region and the output tensor.
+
+    ``names`` are what its caller still holds.
+    """
     s, model, train = ctx.sizes, ctx.workload.model, ctx.workload.train
     out = Tensor(
         name=f"{name}.core_out",
@@ -95,6 +106,7 @@ def core_attention(
             forward_bytes=core_forward + out.nbytes,
             backward_bytes=core_backward,
             work=work,
+            names=names,
         )
     ]
     region = Region(label="core_attn", inputs=region_inputs)
@@ -115,8 +127,13 @@ def core_attention(
     return tuple(ops), region, projected
 
 
-def output_projection(ctx: Context, name: str, attention_out: Tensor, width_in: int) -> tuple[Op, ...]:
-    """The row-parallel output projection; under FP8 it keeps its own quantized copy beside the BF16 attention output."""
+def output_projection(
+    ctx: Context, name: str, attention_out: Tensor, width_in: int, *, names: tuple[Tensor, ...]
+) -> tuple[Op, ...]:
+    """The row-parallel output projection; under FP8 it keeps its own quantized copy beside the BF16 attention output.
+
+    ``names`` are what its caller still holds.
+    """
     s = ctx.sizes
     saves: tuple[Tensor, ...] = (attention_out,)
     if ctx.workload.precision.fp8 or ctx.workload.precision.fp4:
@@ -138,6 +155,7 @@ def output_projection(ctx: Context, name: str, attention_out: Tensor, width_in: 
             backward_bytes=(s.gathered_bytes if s.sequence_parallel else 0) + s.hidden_bytes + s.width * s.tokens * width_in,
             wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * s.tokens * width_in * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
+            names=names,
         ),
         *ctx.dropout_add(name),
     )
@@ -249,13 +267,16 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
     if ctx.stand_in:
         value = mixed
         key = key if rotates or model.qk_layernorm else mixed
-        # Reshaping the query of one head a group copies nothing.
-        query = query if rotates or model.qk_layernorm or s.heads != s.kv_heads else mixed
+        # Reshaping the query copies nothing where there is one group, or one head a group.
+        query = query if rotates or model.qk_layernorm or 1 < s.kv_heads < s.heads else mixed
     region_inputs = (
         (query, key, views) if views is not None and rotates else ((query, views) if views is not None else (query, key, value))
     )
+    # Attention.forward's query, key and value to its end; value, and what is not rotated or normed, are views of mixed_qkv.
+    fresh = (query, key) if rotates or model.qk_layernorm else ()
+    named = (mixed, *fresh, *((norm_out,) if local else ()))
     core, region, out = core_attention(
-        ctx, name, query=query, key=key, value=value, value_dim=s.head_dim, region_inputs=region_inputs
+        ctx, name, query=query, key=key, value=value, value_dim=s.head_dim, region_inputs=region_inputs, names=named
     )
     ops += core
     regions.append(region)
@@ -274,7 +295,7 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
                work=Work(moved_bytes=3.0 * out.nbytes, small_ops=3))
         )  # fmt: skip
         out = gated
-    ops += output_projection(ctx, name, out, query_width)
+    ops += output_projection(ctx, name, out, query_width, names=named)
     # A fused kernel saves its own output; the projection's input is that storage unless a copy was made.
     params = (
         ctx.norm_params(f"{name}.norm", s.hidden),
@@ -286,6 +307,6 @@ def attention_block(ctx: Context, name: str = "attn") -> Block:
             else ()
         ),
         Param(name=f"{name}.proj", shape=(s.hidden, query_width), gemm=True),
-        *ctx.bias(f"{name}.proj", s.hidden),
+        *ctx.bias(f"{name}.proj", s.hidden, rows=True),
     )
     return Block(ops=tuple(ops), regions=tuple(regions), params=params)

@@ -28,6 +28,8 @@ class Param:
     """Whether FP8, where it is on, stores it in one byte; not in layers that stay in BF16."""
     frozen: bool = False
     """Whether it has neither gradient nor optimizer state (adapters train beside it)."""
+    duplicated: bool = False
+    """Whether tensor-parallel ranks hold it whole and add up its gradients under sequence parallelism."""
     matrix: bool = True
     """Whether Muon takes it (matrices of layers; never embedding, head, router or vectors)."""
 
@@ -76,14 +78,16 @@ class Context:
 
     def norm_params(self, name: str, width: int) -> Param:
         """Weight of a norm, and its bias for LayerNorm."""
-        return Param(name=name, shape=(width,), copies=2 if self.workload.model.normalization == "LayerNorm" else 1, matrix=False)
+        copies = 2 if self.workload.model.normalization == "LayerNorm" else 1
+        return Param(name=name, shape=(width,), copies=copies, duplicated=True, matrix=False)
 
     def bias(
-        self, name: str, width: int, *, enabled: bool | None = None, expert: bool = False, copies: int = 1
+        self, name: str, width: int, *, enabled: bool | None = None, expert: bool = False, copies: int = 1, rows: bool = False
     ) -> tuple[Param, ...]:
-        """The bias of a linear layer where the model has biases."""
+        """The bias of a linear layer where the model has biases; that of a row-parallel one (``rows``) is not sharded."""
         on = self.workload.model.add_bias_linear if enabled is None else enabled
-        return (Param(name=f"{name}.bias", shape=(width,), matrix=False, expert=expert, copies=copies),) if on else ()
+        name = f"{name}.bias"
+        return (Param(name=name, shape=(width,), matrix=False, expert=expert, copies=copies, duplicated=rows),) if on else ()
 
     def dropout_add(self, name: str) -> tuple[Op, ...]:
         """Bias, dropout and residual add; keeps a one-byte mask of the hidden state where dropout is on.

@@ -146,8 +146,13 @@ def _layer(
     name: str, ops: Sequence[Op], regions: Sequence[Region], kept: set[str], gone: set[str], *, residual_bytes: int
 ) -> Layer:
     """A layer of some of the operations, with tensors that are counted elsewhere emptied."""
+    saved = {tensor.name for op in ops if op.name in kept for tensor in op.saves} - gone
     here = [
-        replace(op, saves=tuple(replace(tensor, nbytes=0) if tensor.name in gone else tensor for tensor in op.saves))
+        replace(
+            op,
+            saves=tuple(replace(tensor, nbytes=0) if tensor.name in gone else tensor for tensor in op.saves),
+            names=tuple(tensor for tensor in op.names if tensor.name in saved),
+        )
         for op in ops
         if op.name in kept
     ]

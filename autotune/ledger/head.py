@@ -8,7 +8,9 @@ transformer/multi_token_prediction.py; TE triton/cross_entropy.py at 2.17.1 and 
 from __future__ import annotations
 
 from autotune.ledger.block import Context, Param, layer_input
+from autotune.ledger.fsdp import gradient_dtype
 from autotune.ledger.ops import Op, Tensor, Work
+from autotune.workload.workload import DTYPE_BYTES
 
 LOSS_OPS = "head."
 """Operations whose name starts so run in the loss phase."""
@@ -41,10 +43,20 @@ def embedding_ops(ctx: Context) -> tuple[Op, ...]:
             name="embedding",
             saves=saves,
             forward_bytes=2 * s.gathered_bytes,
-            backward_bytes=s.width * s.vocab * s.hidden + s.gathered_bytes,
+            backward_bytes=s.width * s.vocab * s.hidden + max(s.gathered_bytes, _cast_gradient_bytes(ctx, s.vocab * s.hidden)),
             work=Work(moved_bytes=2.0 * s.gathered_bytes, small_ops=6),
         ),
     )
+
+
+def _cast_gradient_bytes(ctx: Context, elements: int) -> int:
+    """What adding a weight's own gradient into its main one takes for a moment (distributed_data_parallel.py:
+    DistributedDataParallel._make_backward_post_hook at 24bad8e6).
+
+    On a CPU a copy of it in the wider type (PyTorch aten/src/ATen/TensorIterator.cpp:compute_types); on a GPU the kernel casts.
+    """
+    width = DTYPE_BYTES[gradient_dtype(ctx.workload, ctx.stack)]
+    return width * elements if ctx.stand_in and width != ctx.sizes.width else 0
 
 
 def cross_entropy_ops(ctx: Context, prefix: str) -> tuple[Op, ...]:

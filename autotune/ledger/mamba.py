@@ -47,6 +47,10 @@ def mamba_block(ctx: Context, name: str = "mamba") -> Block:
         )
     chunks = max(1, n // _CHUNK)
     states = 4 * chunks * heads * model.mamba_head_dim * model.mamba_state_dim
+    # What the scan works with beside its outputs is the kernel's own: the stand-in's is not counted.
+    work_bytes = 0 if ctx.stand_in else states + w * n * (inner + state)
+    # MambaMixer.forward holds the projection as it came; the scan takes it with the batch first, a copy of it from b = 2 on.
+    as_it_came = zxbcdt.nbytes if s.batch > 1 else 0
     ops = (
         Op(
             name=f"{name}.in_proj",
@@ -58,8 +62,8 @@ def mamba_block(ctx: Context, name: str = "mamba") -> Block:
         Op(
             name=f"{name}.scan",
             saves=(zxbcdt, scan_out, *eager),
-            forward_bytes=states + w * n * (inner + state),
-            backward_bytes=zxbcdt.nbytes + 2 * y.nbytes + 2 * states + w * n * (inner + state),
+            forward_bytes=as_it_came + y.nbytes + work_bytes,
+            backward_bytes=zxbcdt.nbytes + 2 * y.nbytes + work_bytes + (0 if ctx.stand_in else states),
             work=Work(
                 flop=2.0 * n * heads * model.mamba_head_dim * (2.0 * model.mamba_state_dim + _CHUNK),
                 moved_bytes=4.0 * zxbcdt.nbytes,
@@ -69,13 +73,16 @@ def mamba_block(ctx: Context, name: str = "mamba") -> Block:
         Op(
             name=f"{name}.gated_norm",
             saves=(y,),
+            names=(zxbcdt,),
+            forward_bytes=as_it_came + w * n * inner,
             backward_bytes=2 * y.nbytes,
             work=Work(moved_bytes=2.0 * y.nbytes, small_ops=3),
         ),
         Op(
             name=f"{name}.out_proj",
             saves=(y_norm,),
-            forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
+            names=() if as_it_came else (zxbcdt,),
+            forward_bytes=as_it_came + s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
             backward_bytes=gathered + s.hidden_bytes + w * n * inner,
             work=Work(flop=2.0 * n * inner * s.hidden, tp_bytes=float(s.gathered_bytes if tp > 1 else 0), modules=1),
         ),

@@ -42,7 +42,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     # mla_qk_norm_config.py:QKNormConfigResolver._resolve_mla_qk_layernorm, new in Megatron Core 0.19, fuses a norm into the
     # query projection too where there is no query latent.
     norms_query = fused_norms and ctx.stack.mcore >= (0, 19)
-    up_saves: list[Tensor] = [kv_down, *([kv_norm] if fused_norms else []), angles]
+    up_saves: list[Tensor] = [kv_down, *([kv_norm] if fused_norms else [])]
     if model.q_lora_rank:
         up_saves += [q_down, *([q_norm] if fused_norms else [])]
     elif norms_query:
@@ -50,9 +50,17 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
         up_saves += [norm_out, kept("q_proj_norm_out", ctx.gemm_input(ns * s.hidden) + ctx.norm_stats, "2 n' h + 4 n'")]
     else:
         up_saves += [norm_out]
-    up_inputs = (kv_down, key_rope, q_down if model.q_lora_rank else norm_out)
+    # Sequence parallelism gathers the keys' rotary part; otherwise it is a view of what the down projection gave.
+    gathered_rope = (key_rope,) if s.sequence_parallel else ()
+    up_inputs = (kv_down, *gathered_rope, q_down if model.q_lora_rank else norm_out)
     down_width = model.kv_lora_rank + rope + (model.q_lora_rank or 0)
     up_out = heads * (dq + nope + dv)
+    # A fused kernel rotates the query in place (fusions/fused_mla_yarn_rope_apply.py:fused_apply_mla_rope_for_q, _for_kv).
+    unfused = not ctx.workload.features.apply_rope_fusion
+    rotated = unfused * w * n * (heads + 1) * rope
+    # Names of MultiLatentAttention.forward and get_query_key_value_tensors.
+    named = (norm_out, kv_down, *((q_down,) if model.q_lora_rank else ()))
+    inside = (*named, *gathered_rope)
     ops = [
         Op(
             name=f"{name}.norm",
@@ -75,6 +83,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
             saves=tuple(up_saves),
             regions=("mla_up_proj",),
             forward_bytes=w * n * up_out + (0 if model.q_lora_rank else gathered),
+            names=inside,
             backward_bytes=w * n * up_out + query.nbytes + key.nbytes + (0 if model.q_lora_rank else gathered),
             wgrad_bytes=w * n * up_out,
             work=Work(
@@ -85,12 +94,28 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
                 small_ops=36,
             ),
         ),
+        # Beside what the projections gave: the rotated parts, and then what the core takes.
+        Op(
+            name=f"{name}.rope",
+            saves=(angles,),
+            regions=("mla_up_proj",),
+            forward_bytes=w * n * up_out + rotated,
+            names=inside,
+            backward_bytes=w * n * up_out + rotated,
+        ),
+        Op(
+            name=f"{name}.join",
+            regions=("mla_up_proj",),
+            forward_bytes=w * n * up_out + rotated + unfused * query.nbytes + key.nbytes + value.nbytes,
+            names=inside,
+            backward_bytes=w * n * up_out + query.nbytes + key.nbytes + value.nbytes,
+        ),
     ]
     core, region, out = core_attention(
-        ctx, name, query=query, key=key, value=value, value_dim=dv, region_inputs=(query, key, value)
+        ctx, name, query=query, key=key, value=value, value_dim=dv, region_inputs=(query, key, value), names=named
     )
     ops += core
-    ops += output_projection(ctx, name, out, heads * dv)
+    ops += output_projection(ctx, name, out, heads * dv, names=named)
     regions = (
         Region(label="layernorm", inputs=(x,), outputs=(norm_out.name,)),
         Region(label="mla_up_proj", inputs=up_inputs, outputs=(query.name, key.name, value.name)),
@@ -99,7 +124,7 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     q_params: tuple[Param, ...]
     if model.q_lora_rank:
         q_params = (
-            Param(name=f"{name}.q_down", shape=(model.q_lora_rank, s.hidden), gemm=True),
+            Param(name=f"{name}.q_down", shape=(model.q_lora_rank, s.hidden), gemm=True, duplicated=True),
             *((ctx.norm_params(f"{name}.q_norm", model.q_lora_rank),) if fused_norms else ()),
             Param(name=f"{name}.q_up", shape=(heads * dq, model.q_lora_rank), gemm=True),
         )
@@ -111,10 +136,10 @@ def mla_block(ctx: Context, name: str = "mla") -> Block:
     params = (
         ctx.norm_params(f"{name}.norm", s.hidden),
         *q_params,
-        Param(name=f"{name}.kv_down", shape=(model.kv_lora_rank + rope, s.hidden), gemm=True),
+        Param(name=f"{name}.kv_down", shape=(model.kv_lora_rank + rope, s.hidden), gemm=True, duplicated=True),
         *((ctx.norm_params(f"{name}.kv_norm", model.kv_lora_rank),) if fused_norms else ()),
         Param(name=f"{name}.kv_up", shape=(heads * (nope + dv), model.kv_lora_rank), gemm=True),
         Param(name=f"{name}.proj", shape=(s.hidden, heads * dv), gemm=True),
-        *ctx.bias(f"{name}.proj", s.hidden),
+        *ctx.bias(f"{name}.proj", s.hidden, rows=True),
     )
     return Block(ops=tuple(ops), regions=regions, params=params)

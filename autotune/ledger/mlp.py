@@ -90,6 +90,6 @@ def mlp_block(ctx: Context, name: str = "mlp") -> Block:
         Param(name=f"{name}.fc1", shape=(s.gate * s.ffn, s.hidden), gemm=True),
         *ctx.bias(f"{name}.fc1", s.gate * s.ffn),
         Param(name=f"{name}.fc2", shape=(s.hidden, s.ffn), gemm=True),
-        *ctx.bias(f"{name}.fc2", s.hidden),
+        *ctx.bias(f"{name}.fc2", s.hidden, rows=True),
     )
     return Block(ops=tuple(ops), regions=tuple(regions), params=params)

@@ -38,7 +38,8 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
         work=Work(moved_bytes=2.0 * s.hidden_bytes, modules=1, small_ops=2),
     )
     shared_ops, shared_params = _shared_experts(ctx, name, norm_out) if s.shared_ffn else ((), ())
-    expert_ops, moe_act = _experts(ctx, name)
+    expert_ops, moe_act = _experts(ctx, name, norm_out)
+    dispatched = expert_ops[0].saves[0]
     ops = (
         norm,
         _router(ctx, name, norm_out),
@@ -47,7 +48,7 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
         _dispatch(ctx, name),
         *expert_ops,
         *(shared_ops if ctx.workload.model.moe_shared_expert_overlap else ()),
-        _combine(ctx, name),
+        _combine(ctx, name, norm_out, dispatched),
         *_latent_projection(ctx, name, norm_out, down=False),
         *ctx.dropout_add(name),
     )
@@ -135,7 +136,7 @@ def _dispatch(ctx: Context, name: str) -> Op:
     )
 
 
-def _combine(ctx: Context, name: str) -> Op:
+def _combine(ctx: Context, name: str, norm_out: Tensor, dispatched: Tensor) -> Op:
     """Combine holds the permuted tokens and the received ones beside the expert output and the sent-back copy, because
     ``custom_forward`` keeps its local names: (3 + [local experts > 1]) 2 T h + H (token_dispatcher.py:combine_preprocess).
     Where one rank holds all experts nothing is sent: the received tokens are the permuted ones."""
@@ -171,7 +172,7 @@ def _combine(ctx: Context, name: str) -> Op:
         saves=saves,
         regions=("moe",),
         forward_bytes=forward + s.hidden_bytes,
-        names=(f"{name}.norm_out", f"{name}.dispatched"),
+        names=(norm_out, dispatched),
         # Without dropout the gradient that comes in is the residual's own tensor.
         backward_bytes=2 * routed + (s.hidden_bytes if model.hidden_dropout > 0 else 0),
         work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=15),
@@ -183,7 +184,7 @@ def _is_sent(ctx: Context) -> bool:
     return ctx.workload.parallel.expert_model_parallel_size * ctx.workload.parallel.etp > 1
 
 
-def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
+def _experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op, ...], Region]:
     s, model, features = ctx.sizes, ctx.workload.model, ctx.workload.features
     w, t, ffn = s.width, s.routed_tokens, s.expert_ffn
     routed = w * t * s.moe_width
@@ -228,7 +229,7 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             saves=(fc1_out, probs, half),
             regions=act_regions,
             forward_bytes=waiting + w * t * ffn,
-            names=(f"{name}.norm_out", dispatched.name),
+            names=(norm_out, dispatched),
             backward_bytes=fc1_out.nbytes + w * t * ffn,
             work=Work(moved_bytes=float(fc1_out.nbytes + w * t * ffn), small_ops=2 * calls),
         ),
@@ -237,7 +238,7 @@ def _experts(ctx: Context, name: str) -> tuple[tuple[Op, ...], Region]:
             saves=(act_out,),
             regions=("moe",),
             forward_bytes=waiting + routed,
-            names=(f"{name}.norm_out", dispatched.name, fc1_out.name),
+            names=(norm_out, dispatched, fc1_out),
             backward_bytes=routed + w * t * ffn,
             wgrad_bytes=routed,
             work=Work(flop=2.0 * t * ffn * s.moe_width, modules=calls, small_ops=4 * calls),
@@ -307,7 +308,11 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
     params = (
         Param(name=f"{name}.shared_fc1", shape=(s.gate * ffn, s.hidden), gemm=True),
         Param(name=f"{name}.shared_fc2", shape=(s.hidden, ffn), gemm=True),
-        *((Param(name=f"{name}.shared_gate", shape=(1, s.hidden), matrix=False),) if model.moe_shared_expert_gate else ()),
+        *(
+            (Param(name=f"{name}.shared_gate", shape=(1, s.hidden), duplicated=True, matrix=False),)
+            if model.moe_shared_expert_gate
+            else ()
+        ),
     )
     return tuple(ops), params
 
@@ -356,11 +361,11 @@ def _params(ctx: Context, name: str) -> tuple[Param, ...]:
     latent_params: tuple[Param, ...] = ()
     if latent:
         latent_params = (
-            Param(name=f"{name}.latent_down", shape=(latent, s.hidden), gemm=True),
-            Param(name=f"{name}.latent_up", shape=(s.hidden, latent), gemm=True),
+            Param(name=f"{name}.latent_down", shape=(latent, s.hidden), gemm=True, duplicated=True),
+            Param(name=f"{name}.latent_up", shape=(s.hidden, latent), gemm=True, duplicated=True),
         )
     return (
-        Param(name=f"{name}.router", shape=(s.experts, s.hidden)),
+        Param(name=f"{name}.router", shape=(s.experts, s.hidden), duplicated=True),
         *latent_params,
         Param(name=f"{name}.expert_fc1", shape=(fc1_width, s.moe_width), copies=s.local_experts, expert=True, gemm=True),
         *ctx.bias(f"{name}.expert_fc1", fc1_width, expert=True, copies=s.local_experts),

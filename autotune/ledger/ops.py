@@ -55,8 +55,8 @@ class Op:
     wgrad_bytes: int = 0
     """What a delayed weight gradient keeps beside the saved input: the output's gradient and a gathered input."""
     work: Work = field(default_factory=Work)
-    names: tuple[str, ...] = ()
-    """Tensors that earlier operations save and that Python names still hold while this one runs forward."""
+    names: tuple[Tensor, ...] = ()
+    """Tensors of earlier operations that Python names still hold while this one runs forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,8 @@ class Layer:
                 if known.nbytes != tensor.nbytes:
                     raise ValueError(f"layer {name}: tensor {tensor.name} has two sizes")
                 self._savers.setdefault(tensor.name, []).append(index)
+            for tensor in op.names:
+                self.tensors.setdefault(tensor.name, tensor)
         self._input_of: dict[str, list[Region]] = {}
         for region in self.regions:
             for tensor in region.inputs:
@@ -222,7 +224,7 @@ class Layer:
 
     @staticmethod
     def _used(op: Op) -> set[str]:
-        return {*op.names, *(tensor.name for tensor in op.saves)}
+        return {tensor.name for tensor in (*op.names, *op.saves)}
 
     def _bare_forward(self) -> int:
         """The inputs of the layer's halves stay as residuals; everything else dies with the operation that saves it."""
@@ -274,14 +276,17 @@ class Layer:
                     outputs[label] = self._checkpoints[label].replayed_bytes
                     inner = labels - {label} - set(self._checkpoints[label].inside)
                     kept, peak, names = 0, 0, set(live)
-                    for other in self.region_ops(label):
+                    ops = self.region_ops(label)
+                    own = {tensor.name for other in ops for tensor in other.saves}  # no name of its caller's is there
+                    for other in ops:
                         new = [t for t in other.saves if t.name not in names and self._held_inside(t.name, label, inner)]
                         names.update(tensor.name for tensor in new)
                         back += new
                         kept += sum(tensor.nbytes for tensor in new)
-                        dying = sum(self.tensors[name].nbytes for name in self._used(other) - names)
+                        dying = sum(self.tensors[name].nbytes for name in (self._used(other) & own) - names)
                         peak = max(peak, kept + dying + other.forward_bytes)
-                    replay_extra = max(replay_extra, peak - kept)
+                    # What the replay gives out is made by its last operation: while it runs, it is among its bytes.
+                    replay_extra = max(replay_extra, peak - kept - outputs[label])
             back += [self.tensors[name] for name in recomputed.get(op.name, ())]
             back += op.saves
             for tensor in back:

@@ -18,6 +18,8 @@ from autotune.ledger.fsdp import double_buffer_bytes, gradient_dtype, keeps_root
 from autotune.ledger.shares import shard_sizes, state_shares
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
+_PARTS = ("always", "in_schedule", "after_backward", "after_step", "in_forward", "in_sync", "in_step", "in_backward")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticBytes:
@@ -33,6 +35,8 @@ class StaticBytes:
     """From the first optimizer step on: moments (and master weights that the optimizer itself makes)."""
     in_forward: dict[str, int]
     """Only during forward and loss: the dense attention mask of the micro batch."""
+    in_sync: dict[str, int]
+    """Only while gradients are synchronised: those that tensor-parallel ranks add up, in one piece."""
     in_step: dict[str, int]
     """Only while the optimizer steps: fp32 copies of low-precision gradients."""
     in_backward: dict[str, int]
@@ -42,9 +46,7 @@ class StaticBytes:
     def covers(self, other: StaticBytes) -> bool:
         """Whether no term group is smaller than the other's, at any time."""
         return all(
-            getattr(self, part).get(group, 0) >= nbytes
-            for part in ("always", "in_schedule", "after_backward", "after_step", "in_forward", "in_step", "in_backward")
-            for group, nbytes in getattr(other, part).items()
+            getattr(self, part).get(group, 0) >= nbytes for part in _PARTS for group, nbytes in getattr(other, part).items()
         )
 
 
@@ -156,10 +158,23 @@ def static_bytes(
         after_backward={"workspaces": dummies + _thread_workspace_bytes(ctx, has_head=has_head)},
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
+        in_sync={"main_gradients": flat} if (flat := _flat_gradient_bytes(ctx, trained, grad_width)) else {},
         in_step=in_step,
         in_backward={"fsdp": waiting} if waiting else {},
         parameters=total,
     )
+
+
+def _flat_gradient_bytes(ctx: Context, params: Iterable[Param], width: int) -> int:
+    """The copy in which gradients of what tensor-parallel ranks hold whole are added up: norms, router, latent projections and
+    biases under sequence parallelism, query and key norms without it too.
+
+    Source: distributed/finalize_model_grads.py:_allreduce_non_tensor_model_parallel_grads at 24bad8e6.
+    """
+    if ctx.sizes.tp == 1:
+        return 0
+    whole = [p for p in params if p.duplicated and (ctx.sizes.sequence_parallel or p.name.endswith(("q_norm", "k_norm")))]
+    return width * sum(p.numel for p in whole)
 
 
 def _master_width(workload: Workload, *, effective: bool) -> int:

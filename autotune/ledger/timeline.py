@@ -9,12 +9,14 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
+from autotune.ledger.chunk import ChunkCost, Pair, Peak, chunk_cost, pair_cost
 from autotune.ledger.fsdp import flow
-from autotune.ledger.layers import BuiltLayer, ChunkCost, Offload, Pair, Peak, add_terms, chunk_cost, pair_cost
+from autotune.ledger.layers import BuiltLayer
 from autotune.ledger.offload import whole_layers
 from autotune.ledger.prediction import PhasePeak
 from autotune.ledger.schedule import Moment, StageTensors
 from autotune.ledger.static import StaticBytes
+from autotune.ledger.steps import Offload, add_terms
 
 _TENSORS = ("in_forward", "in_backward", "in_sync", "after_step")
 _RUNNING = ("forward", "loss", "backward")
@@ -219,7 +221,8 @@ class Timeline:
 
     def _iteration(self, stage: StageModel, boundary: Boundary, name: str) -> Iteration:
         captured = name == "after_capture"
-        alone = name != "first" and self._alone[stage.index]
+        # In the first iteration a later micro batch finds what the one before it retained.
+        alone = self._alone[stage.index] and (name != "first" or stage.first_backward_before_peak)
         costs = self._costs(stage, boundary, pooled=captured, retains=alone)
         retained = {"retained": sum(cost.retained_bytes for cost in costs)}
         extra: dict[str, Mapping[str, int]] = {"grad_sync": retained, "optimizer": retained}
@@ -251,7 +254,7 @@ class Timeline:
             "backward": [
                 *warm, returned, static.in_schedule, static.in_backward, *([static.in_forward] if keeps_mask else [])
             ],
-            "grad_sync": [*warm, {"p2p": stage.tensors.in_sync * hidden}],
+            "grad_sync": [*warm, {"p2p": stage.tensors.in_sync * hidden}, static.in_sync],
             "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
         }  # fmt: skip
         if name == "after_capture":

@@ -234,7 +234,7 @@ def test_phases_are_sums_of_their_terms_and_bounds_enclose_them(preset: str, bou
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(PRESETS)), st.sets(st.sampled_from(LABELS)), st.sampled_from(LABELS))
 def test_one_more_label_never_holds_more_at_the_loss_but_for_core_attn(preset: str, labels: set[str], label: str) -> None:
-    """``core_attn`` pins mixed_qkv, and ``mla_up_proj`` its rotary key: inputs that nobody keeps without them."""
+    """``core_attn`` pins mixed_qkv, an input that nobody keeps without it."""
     ledger = Ledger(small(preset))
     without = phase(ledger.predict(Boundary.selective(labels)), "first", "loss").peak_bytes
     with_it = phase(ledger.predict(Boundary.selective(labels | {label})), "first", "loss").peak_bytes
