@@ -19,7 +19,7 @@ from autotune.engine.request import Request
 from autotune.engine.reuse import Earlier, read_earlier, set_aside, stale, usable_survey
 from autotune.engine.run_directory import RunDirectory
 from autotune.engine.search_loop import Driver, SearchLoop
-from autotune.engine.survey_stage import findings_of
+from autotune.engine.survey_stage import findings_of, plan_of_survey, without_labels
 from autotune.errors import RequestError
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.outcome import Recommendation
@@ -60,7 +60,7 @@ def run(request: Request, on_event: OnEvent = ignore) -> Recommendation:
         else:
             refuse_without_settings(prepared)
             refuse_below_states(prepared, request.mem_target_bytes)
-        return _search(request, prepared, backend, choice, on_event)
+        return search(request, prepared, backend, choice, on_event)
     finally:
         backend.close()
 
@@ -91,7 +91,12 @@ def open_backend(name: str, request: Request, prepared: Prepared, on_event: OnEv
     raise RequestError("--backend", name, "cannot be opened here", "use --backend predict")
 
 
-def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice: Choice, on_event: OnEvent) -> Recommendation:
+def search(request: Request, prepared: Prepared, backend: TrialBackend, choice: Choice, on_event: OnEvent) -> Recommendation:
+    """``run`` on a backend that is open: search, conclude, and write the run directory.
+
+    Raises:
+        RequestError: The sampler or the run directory cannot be used; nothing was written.
+    """
     limit_bytes = cast(int, request.mem_target_bytes)
     from autotune.search.study import StudyLog
 
@@ -102,8 +107,10 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         steady_steps=request.steady_steps,
         to_the_bit=backend.to_the_bit,
     )
-    evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
     plan, unsurveyed = survey_of(request, prepared, backend)
+    if plan is not None:
+        prepared = replace(prepared, candidates=without_labels(prepared.candidates, plan.captured))
+    evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
     earlier = _earlier(request, prepared, backend)
     first = earlier[-1].answer if earlier and earlier[-1].prior else None
     sampler = make_sampler(request, prepared, backend, evidence, survey=plan is not None, first=first)
@@ -113,6 +120,8 @@ def _search(request: Request, prepared: Prepared, backend: TrialBackend, choice:
         _announce(prepared, choice, directory.path, on_event)
         if unsurveyed is not None:
             on_event(Event(kind="note", text=f"no survey, each candidate is a launch of its own: {unsurveyed}"))
+        for label, reason in plan.captured.items() if plan is not None else ():
+            on_event(Event(kind="note", text=f"{label} is left out of the survey: {reason}; it lowers no predicted peak"))
         for run_before in earlier:
             on_event(Event(kind="note", text=f"evidence: {run_before.note}"))
             for record in run_before.full:
@@ -216,24 +225,8 @@ def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tu
         return None, None
     if request.sampler != "planner":
         return None, f"--sampler {request.sampler} launches what it proposes"
-    from autotune.trial.survey.plan import SurveyPlan, margin_of, not_surveyable
-
-    refused = not_surveyable(prepared.workload)
-    if refused is not None:
-        return None, refused
-    boundaries = [c.boundary for c in launchable(prepared.candidates)]
-    # The model is built with all of them on. Sets that are invalid together leave the widest that is not.
-    union = tuple(sorted({label for b in boundaries for label in b.modules}))
-    refused_together = any(c.status == "invalid" and set(c.boundary.modules) == set(union) for c in prepared.candidates)
-    labels = max((b.modules for b in boundaries), key=len, default=()) if refused_together else union
-    if not labels:
-        return None, "the space has no label to switch"
-    full = Boundary.full("uniform", 1)
-    if full not in boundaries:
-        why = next((c.reason for c in prepared.candidates if c.boundary == full), "") or "it is not in the space"
-        return None, f"every setting is priced under {full.key}, which cannot run here: {why}"
-    limit, margin = request.mem_target_bytes, margin_of(prepared.workload)
-    return SurveyPlan(labels=labels, candidates=tuple(boundaries), limit_bytes=limit, margin=margin), None
+    plan = plan_of_survey(prepared, request.mem_target_bytes)
+    return (None, plan) if isinstance(plan, str) else (plan, None)
 
 
 def make_sampler(

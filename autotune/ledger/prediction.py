@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 PHASES = ("forward", "loss", "backward", "grad_sync", "optimizer", "after_capture")
+AFTER_CAPTURE = "after_capture"
+"""The iteration, of which a phase of the same name is the capture of CUDA graphs itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.boundary.boundary import Boundary
-from autotune.ledger.prediction import PHASES, Prediction
+from autotune.ledger.prediction import AFTER_CAPTURE, PHASES, Prediction
 from autotune.search.densities import heavy_tail, normal_cdf
 from autotune.search.observations import IN_PROCESS, FailureSeen, PeakSeen, PriorSpread, StepSeen
+from autotune.search.points import leading_points, totals_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,13 +71,14 @@ class Posterior:
         column = {group: i for i, group in enumerate(groups)}
         rows: list[list[float]] = []
         savings: list[list[float]] = []
-        totals = [_totals(prediction) for prediction in self._predictions]
+        totals = [totals_of(prediction) for prediction in self._predictions]
         phases: list[int] = []
+        eager: list[bool] = []
         starts: list[int] = []
         for boundary, prediction in zip(self.boundaries, self._predictions, strict=True):
             starts.append(len(rows))
             narrower, own = [self._index.get(b) for b in self._without(boundary)], self._index[boundary]
-            for (stage, iteration, phase), terms in _leading_points(prediction):
+            for (stage, iteration, phase), terms in leading_points(prediction):
                 here = sum(terms.values())
                 saved = [0 if n is None else totals[n].get((stage, iteration, phase), here) - here for n in narrower]
                 savings.append([
@@ -89,12 +91,14 @@ class Posterior:
                     row[column[group]] = size / self._scale
                 rows.append(row)
                 phases.append(PHASES.index(phase) if phase in PHASES else len(PHASES))
+                eager.append(iteration != AFTER_CAPTURE)
         self._terms = np.array(rows, dtype=np.float64).reshape(len(rows), len(groups))
         self._group = np.array([self._spread.of_group(group) for group in groups])
-        if self._spread.group is None and not self._group.any():
+        if self._spread.group is None and not self._spread.surveyed and not self._group.any():
             self._group[:] = UNKNOWN_GROUP  # terms that the ledger has no word on: their share alone is scaled
         self._savings = np.array(savings, dtype=np.float64).reshape(len(rows), len(self._labels) + 1)
         self._phase = np.array(phases, dtype=np.intp)
+        self._eager = np.array(eager, dtype=np.bool_)
         self._starts = np.array(starts, dtype=np.intp)
         self._counts = np.diff([*starts, len(rows)])
 
@@ -129,7 +133,7 @@ class Posterior:
         self._shared = generator.standard_normal(draws) * spread.offset * (1.0 if spread.surveyed else width)
         scale = self._calibration()
         # Errors of parts average out in their sum, so what one label saves is known no better than all terms together.
-        saving = max(spread.saving, 2 * scale * self._mean_group_spread())
+        saving = spread.saving if spread.surveyed else max(spread.saving, 2 * scale * self._mean_group_spread())
         self._saved = generator.standard_normal((len(self._labels) + 1, draws)) * saving * width
         self._own = generator.standard_normal((len(self.boundaries), draws)) * self._own_widths()[:, None] * width
         self._inert = generator.random((len(self._labels), draws)) < spread.inert
@@ -236,16 +240,33 @@ class Posterior:
         i, spread = self._index[seen.boundary], self._spread
         if isinstance(seen, PeakSeen):
             if seen.in_process:
-                return heavy_tail((self._peaks[i] - self._shared - seen.peak_bytes / self._scale) / IN_PROCESS)
+                inside = self._in_process(i)
+                if inside is None:
+                    return np.ones(self._draws)
+                return heavy_tail((inside - seen.peak_bytes / self._scale) / IN_PROCESS)
             noise = spread.run if seen.scatter is None else seen.scatter * seen.peak_bytes / self._scale
             likelihood = heavy_tail((self._peaks[i] - seen.peak_bytes / self._scale) / noise)
             return likelihood * self._phase_likelihood(i, seen.phases)
         if isinstance(seen, FailureSeen):
             noise = IN_PROCESS if seen.in_process else spread.run
-            peaks = self._peaks[i] - self._shared if seen.in_process else self._peaks[i]
-            sure = normal_cdf((peaks - seen.above_bytes / self._scale) / noise)
+            inside = self._in_process(i) if seen.in_process else self._peaks[i]
+            if inside is None:
+                return np.ones(self._draws)
+            sure = normal_cdf((inside - seen.above_bytes / self._scale) / noise)
             return spread.by_chance + (1 - spread.by_chance) * sure
         return self._step_likelihood(i, seen)
+
+    def _in_process(self, i: int) -> Floats | None:
+        """Peaks of a boundary inside a survey launch, which ends before graphs are captured; None where none could be high."""
+        stop = self._starts[i + 1] if i + 1 < len(self._starts) else len(self._terms)
+        eager = self._eager[self._starts[i] : stop]
+        inside: Floats = self._peaks[i] - self._shared
+        if not eager.all():
+            points = self._points[self._starts[i] : stop][eager]
+            if not len(points):
+                return None
+            inside = points.max(axis=0) + self._own[i]
+        return inside
 
     def _phase_likelihood(self, i: int, phases: Mapping[str, int]) -> Floats:
         likelihood: Floats = np.ones(self._draws)
@@ -372,25 +393,3 @@ class Posterior:
             saving = np.full_like(saving, saving @ self._weights)
         expected = float((np.maximum(saving, 0) * safe) @ self._weights)
         return expected, float(((saving > worth * step_ms) * safe) @ self._weights)
-
-
-_Place = tuple[int, str, str]
-"""Stage, iteration and phase of a point."""
-
-
-def _totals(prediction: Prediction) -> dict[_Place, int]:
-    return {(s.stage, p.iteration, p.phase): p.peak_bytes for s in prediction.stages for p in s.phases}
-
-
-def _leading_points(prediction: Prediction) -> list[tuple[_Place, Mapping[str, int]]]:
-    """The points that can bind: of each phase its two heaviest, within 20 % of the peak; the heaviest always."""
-    by_phase: dict[str, list[tuple[int, _Place, Mapping[str, int]]]] = {}
-    for stage in prediction.stages:
-        for point in stage.phases:
-            place = (stage.stage, point.iteration, point.phase)
-            by_phase.setdefault(point.phase, []).append((point.peak_bytes, place, point.terms))
-    found = []
-    for _, points in sorted(by_phase.items()):
-        points.sort(key=lambda p: (-p[0], p[1]))
-        found += [(place, terms) for size, place, terms in points[:2] if size > 0.8 * prediction.peak_bytes]
-    return found or [((prediction.stage, "steady", prediction.phase), {"all": prediction.peak_bytes})]

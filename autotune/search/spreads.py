@@ -24,10 +24,13 @@ def around_the_ledger(jitter: float, metric: str) -> PriorSpread:
 
 
 def around_a_survey(findings: SurveyFindings, jitter: float, metric: str) -> PriorSpread:
-    """Of worlds around a survey's predictions; all errors grow where switched peaks are farther off than was claimed."""
+    """Of worlds around a survey's predictions; all errors grow where switched peaks are farther off than was claimed.
+
+    Surveyed bytes have no term groups; the ledger's of the steps after capture keep the ledger's own errors.
+    """
     off = findings.surprise
     return PriorSpread(
-        group=0.0, offset=hypot(jitter, _gap(metric)), phase_offset=0.0, saving=findings.saving_error * off, least_saving=0.0,
+        offset=hypot(jitter, _gap(metric)), phase_offset=0.0, saving=findings.saving_error * off, least_saving=0.0,
         own=findings.peak_error * off, run=jitter, price=findings.price_error, price_width=1.0, inert=0.0, surveyed=True,
         widths=SURVEY_WIDTHS,
     )  # fmt: skip

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 from statistics import median
 
 from autotune.boundary.boundary import Boundary
-from autotune.ledger.prediction import PhasePeak, Prediction, StagePeak
+from autotune.ledger.prediction import AFTER_CAPTURE, PhasePeak, Prediction, StagePeak
+from autotune.ledger.spread import standard_deviation
 from autotune.search.candidate import Candidate
-from autotune.search.held import held_prediction
+from autotune.search.held import ALLOCATOR_GAP_ERROR, held_prediction
 from autotune.trial.record import TrialRecord
 
 PEAK_ERROR = 0.002
@@ -90,8 +92,8 @@ def candidates_after_survey(
     """The candidates with the survey's predictions instead of the ledger's.
 
     A setting that the survey cannot tell from one with fewer labels has the same effect. One that it does not know keeps its
-    status and loses its prediction: errors of two kinds are not mixed. Graph pools, which come after a survey's steps, stay
-    those of the ledger.
+    status and loses its prediction: errors of two kinds are not mixed. What comes after a survey's steps stays the ledger's:
+    the capture of graphs with the steps after it, each with the ledger's terms and so its errors, and what their pools reserve.
     """
     known = {s.boundary: s for s in findings.settings}
     labels = _prices_by_label(findings.settings)
@@ -109,6 +111,8 @@ def candidates_after_survey(
         pool = candidate.prediction.graph_pool_bytes if candidate.prediction is not None else 0
         allocated = replace(_prediction(surveyed, findings.peak_error, labels), graph_pool_bytes=pool)
         prediction, same = held_prediction(allocated, metric), first[_effect(surveyed)]
+        if candidate.prediction is not None:
+            prediction = _with_after_capture(prediction, candidate.prediction, metric)
         if same == candidate.boundary:
             after.append(replace(candidate, prediction=prediction))
         else:
@@ -141,6 +145,30 @@ def _prediction(setting: SurveyedSetting, error: float, labels: Mapping[str, flo
         replay_ms=setting.replay_ms,
         replay_ms_by_label=own,
         notes=("surveyed",),
+    )
+
+
+def _with_after_capture(surveyed: Prediction, ledgers: Prediction, metric: str) -> Prediction:
+    """A surveyed prediction, and the ledger's of the phases after capture; both of the bytes that are held."""
+    after: dict[str, PhasePeak] = {}
+    for point in (point for stage in ledgers.stages for point in stage.phases if point.iteration == AFTER_CAPTURE):
+        if point.phase not in after or point.peak_bytes > after[point.phase].peak_bytes:
+            after[point.phase] = point
+    if not after:
+        return surveyed
+    gap = ALLOCATOR_GAP_ERROR if metric == "reserved" else 0.0
+    widths = {p: _Z95 * hypot(standard_deviation(after[p].terms, balanced=False), gap * after[p].peak_bytes) for p in after}
+    (stage,) = surveyed.stages
+    phases = (*stage.phases, *after.values())
+    heavy = max(phases, key=lambda p: p.peak_bytes)
+    return replace(
+        surveyed,
+        peak_bytes=heavy.peak_bytes,
+        peak_p05_bytes=max(surveyed.peak_p05_bytes, *(round(after[p].peak_bytes - width) for p, width in widths.items())),
+        peak_p95_bytes=max(surveyed.peak_p95_bytes, *(round(after[p].peak_bytes + width) for p, width in widths.items())),
+        phase=heavy.phase,
+        stages=(replace(stage, peak_bytes=heavy.peak_bytes, phase=heavy.phase, phases=phases),),
+        notes=(*surveyed.notes, "after capture: predicted by the ledger"),
     )
 
 

@@ -77,9 +77,21 @@ def assemble(
             "wall_s": round(ending.wall_s, 3),
             "teardown_hang": completed and any(status is None for status in ending.statuses.values()),
             "notes": notes,
+            **_capture(spec, lines),
             **({"devices": found} if (found := _devices(devices, lines)) else {}),
         },
     )
+
+
+def _capture(spec: TrialSpec, lines: Mapping[int, Lines]) -> dict[str, bool]:
+    """Whether every rank got as far as the capture of graphs of its layers, where Transformer Engine captures them.
+
+    Peaks after capture are measured only then: a survey launch ends before.
+    """
+    if spec.workload.features.cuda_graph_impl != "transformer_engine":
+        return {}
+    seen = [any(line.get("phase") == "after_capture" for line in of_rank) for of_rank in lines.values()]
+    return {"graphs_captured": len(seen) == spec.world_size and all(seen)}
 
 
 def _devices(looks: Mapping[int, Lines], lines: Mapping[int, Lines]) -> dict[str, dict[str, Any]]:

@@ -175,6 +175,10 @@ def run(session: Session) -> None:
     if spec.backend == "cpu":
         setup.initialize_megatron = functools.partial(initialize.initialize_megatron, allow_no_cuda=True)
         initialize.compile_helpers = _no_compile
+        if spec.workload.features.cuda_graph_impl == "transformer_engine":
+            from megatron.core.transformer import cuda_graphs
+
+            cuda_graphs.HAVE_TE_GRAPHS = True  # A survey: train() makes the helper that would capture, and ends before it does.
     probe.wrap_schedules()
     probe.wrap_capture()
 

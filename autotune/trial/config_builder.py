@@ -148,17 +148,22 @@ def ddp_arguments(spec: TrialSpec, known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in known}
 
 
-def refuse_on_cpu(workload: Workload) -> None:
+def refuse_on_cpu(workload: Workload, *, captures: bool = True) -> None:
     """Name the first setting of a workload that has no stand-in on a CPU.
+
+    Args:
+        workload: What is to be trained.
+        captures: Whether the launch gets as far as the capture of graphs of layers; a survey ends before.
 
     Raises:
         RequestError: There is one.
     """
     features, precision, parallel, model = workload.features, workload.precision, workload.parallel, workload.model
+    graphs = features.cuda_graph_impl != "none" and (captures or features.cuda_graph_impl != "transformer_engine")
     wrong: list[tuple[str, object, bool]] = [
         ("model.fp8", precision.fp8, precision.fp8 is not None),
         ("model.fp4", precision.fp4, precision.fp4 is not None),
-        ("model.cuda_graph_impl", features.cuda_graph_impl, features.cuda_graph_impl != "none"),
+        ("model.cuda_graph_impl", features.cuda_graph_impl, graphs),
         ("model.context_parallel_size", parallel.context_parallel_size, parallel.context_parallel_size > 1),
         ("model.tp_comm_overlap", features.tp_comm_overlap, features.tp_comm_overlap),
         ("model.moe_token_dispatcher_type", model.moe_token_dispatcher_type,

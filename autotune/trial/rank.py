@@ -98,7 +98,7 @@ def _run(spec: TrialSpec, rank: int, lines: LineWriter, loop: Loop) -> Any:
     if spec.backend == "cpu":
         from autotune.trial.config_builder import refuse_on_cpu
 
-        refuse_on_cpu(spec.workload)
+        refuse_on_cpu(spec.workload, captures=spec.survey is None)
         counter = _counter[0]
         counter.set_capacity(spec.capacity_bytes)
         counter.count_this_thread()

@@ -14,7 +14,8 @@ from autotune.errors import RequestError
 from autotune.records import dump_json, from_builtins, to_builtins
 from autotune.trial.record import Failure, TrialRecord
 from autotune.trial.spec import TrialSpec
-from autotune.trial.survey.freeze import FrozenBatches
+from autotune.trial.survey.choose import all_settings
+from autotune.trial.survey.freeze import FrozenBatches, restored, to_numpy
 from autotune.trial.survey.guards import closing_balance, largest_difference
 from autotune.trial.survey.launch import predict_later, read_report, run_survey, survey_spec, switched_records
 from autotune.trial.survey.normalise import normalise
@@ -100,6 +101,36 @@ def test_every_step_sees_the_batches_of_the_first() -> None:
     first[0].pop("tokens")
     frozen.rewind()
     assert [next(frozen), next(frozen)] == [{"tokens": 1}, {"tokens": 2}]
+
+
+def test_random_states_are_restored_whichever_kind_the_tracker_has() -> None:
+    """Tensors, or generators where graphs will be captured; a generator stays the same one."""
+    torch = pytest.importorskip("torch")
+    for state in (torch.Generator().manual_seed(5), torch.Generator().manual_seed(5).get_state()):
+        frozen = to_numpy(state)
+        if isinstance(state, torch.Generator):
+            drawn = torch.rand(3, generator=state)
+            assert restored(state, frozen) is state
+            again = torch.rand(3, generator=state)
+        else:
+            drawn = torch.rand(3, generator=torch.Generator().set_state(state))
+            again = torch.rand(3, generator=torch.Generator().set_state(restored(None, frozen)))
+        assert torch.equal(drawn, again)
+
+
+def test_without_full_recompute_the_widest_set_is_the_only_base(tmp_path: Path) -> None:
+    plan = SurveyPlan(labels=("mlp", "core_attn"), full=False)
+    tried: list[Boundary] = []
+
+    def launch(trial: TrialSpec) -> TrialRecord:
+        tried.append(trial.boundary)
+        return record(OOM)
+
+    assert run_survey(lambda base: spec(base, tmp_path), plan, launch).report is None
+    assert tried == [Boundary.selective(["core_attn", "mlp"])]
+    assert all_settings(("core_attn", "mlp"), 4, full=False) == tuple(
+        Boundary.selective(labels) for labels in ([], ["core_attn"], ["mlp"], ["core_attn", "mlp"])
+    )
 
 
 def changed(**features: Any) -> Workload:

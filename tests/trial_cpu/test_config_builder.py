@@ -95,6 +95,17 @@ def test_what_has_no_stand_in_is_named_in_one_line() -> None:
     assert "has no stand-in on a CPU" in text and "--backend predict" in text and "\n" not in text
 
 
+def test_a_survey_needs_no_stand_in_for_the_capture_that_it_ends_before() -> None:
+    tiny = load("nemotron_tiny")
+    captured = replace(tiny, features=replace(tiny.features, cuda_graph_impl="transformer_engine", cuda_graph_modules=("attn",)))
+    refuse_on_cpu(captured, captures=False)
+    with pytest.raises(RequestError, match="cuda_graph_impl='transformer_engine'"):
+        refuse_on_cpu(captured)
+    local = replace(tiny, features=replace(tiny.features, cuda_graph_impl="local", cuda_graph_modules=("attn",)))
+    with pytest.raises(RequestError, match="cuda_graph_impl='local'"):
+        refuse_on_cpu(local, captures=False)
+
+
 def test_every_recipe_sized_for_the_cpu_can_run_on_it() -> None:
     small = [entry.alias for entry in recipes() if entry.sized_for == "cpu"]
     assert {"llama_tiny", "moonlight_tiny", "qwen3_moe_tiny", "qwen3_next_tiny", "nemotron_tiny"} <= set(small) <= set(aliases())

@@ -221,3 +221,14 @@ def test_a_file_that_is_not_there_yet_has_no_lines(tmp_path: Path) -> None:
 def test_a_spec_reads_back(tmp_path: Path) -> None:
     spec = a_spec(tmp_path)
     assert TrialSpec.load(spec.save()) == spec
+
+
+def test_graphs_count_as_captured_where_every_rank_came_to_it(tmp_path: Path) -> None:
+    spec = a_spec(tmp_path, cuda_graph_impl="transformer_engine", cuda_graph_modules=("attn",))
+    capture = {"event": "phase", "phase": "after_capture", "step": 3}
+    for ranks, captured in (((0, 1), True), ((0,), False), ((), False)):
+        for rank in (0, 1):
+            write(spec, rank, START, BUILT, iteration(1, 200), *([capture] if rank in ranks else []), END)
+        assert assembled(spec, Ending(statuses={0: 0, 1: 0})).details["graphs_captured"] is captured
+    plain = a_spec(tmp_path)
+    assert "graphs_captured" not in assembled(plain, Ending(statuses={0: 0, 1: 0})).details

@@ -135,6 +135,7 @@ BRIDGE = {
     "megatron.bridge.models.mla_provider:MLAModelProvider": ("kv_lora_rank",),
     "megatron.bridge.models.hybrid.hybrid_provider:HybridModelProvider": ("hybrid_layer_pattern", "vocab_size"),
     "megatron.core.transformer.cuda_graphs:TECudaGraphHelper.create_cudagraphs": (),
+    "megatron.core.transformer.cuda_graphs:HAVE_TE_GRAPHS": (),
     "megatron.core.tensor_parallel.random:_get_share_storage": (),
 }  # fmt: skip
 

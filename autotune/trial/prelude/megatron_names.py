@@ -11,12 +11,18 @@ def install() -> None:
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-    # They go through a queue that torch empties when CUDA is initialised, which never happens here.
+    # They go through a queue that torch empties when CUDA is initialised, which never happens here. Where graphs will be
+    # captured a state is a generator; a CPU's cannot be shared with the default one, so it is a copy.
     def set_state(new_state: Any, device: Any = -1, graph_safe: bool = False) -> None:
-        torch.cuda.set_rng_state(new_state)
+        torch.cuda.set_rng_state(new_state.get_state() if graph_safe else new_state)
 
     def get_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> Any:
-        return torch.cuda.get_rng_state()
+        state = torch.cuda.get_rng_state()
+        if not graph_safe:
+            return state
+        generator = torch.Generator()
+        generator.set_state(state)
+        return generator
 
     megatron_random._set_cuda_rng_state = set_state
     megatron_random._get_cuda_rng_state = get_state

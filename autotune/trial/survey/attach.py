@@ -70,7 +70,7 @@ class Conductor:
         self._began_s = 0.0
         self._interleaved: dict[Boundary, list[float]] = defaultdict(list)
         self._report: SurveyReport | None = None
-        self._notes: tuple[str, ...] = ()
+        self._captures = session.spec.workload.features.cuda_graph_impl != "none"
         self._own_ms: dict[Kind, float] = {}
 
     # The trial's events
@@ -84,7 +84,6 @@ class Conductor:
         if getattr(model, "cuda_graph_impl", None) == "transformer_engine":
             # Graphs are captured after the warm-up steps: the survey is all warm-up, and ends before.
             model.cuda_graph_warmup_steps = self._plan.steps + 1
-            self._notes = ("surveyed in warm-up steps, before graphs are captured: their memory pools are not in these figures",)
 
     def model_built(self, chunks: Any, optimizer: Any) -> None:
         """Patch the call sites."""
@@ -163,9 +162,9 @@ class Conductor:
         layers = max((len(timeline.layers_of_unit(unit)) for unit in {r.unit for r in timeline.regions}), default=0)
         found = self._gather((timeline.labels, layers, sorted(self._switch.unknown)))
         labels = tuple(sorted({label for rank_labels, _, _ in found for label in rank_labels}))
-        candidates = self._plan.candidates or all_settings(labels, max(count for _, count, _ in found))
+        candidates = self._plan.candidates or all_settings(labels, max(count for _, count, _ in found), full=self._plan.full)
         predictor = Predictor(timeline)
-        own = [(dict(predictor.predict(b).phases), prices.price(b)) for b in candidates]
+        own = [(dict(predictor.predict(b).phases), prices.price(self._plan.charged(b))) for b in candidates]
         base = self._phases["plain"][-1]
         own_base = dict(predictor.predict(self._base).phases)
         balance = closing_balance(timeline)
@@ -190,6 +189,9 @@ class Conductor:
             clock="device" if self._session.counter is None else "main thread",
             labels=labels,
             inert_labels=tuple(sorted(set(self._plan.labels) - set(labels))),
+            captured_labels=self._plan.captured,
+            warmup_labels=self._plan.warmup_only,
+            after_capture="not measured" if self._captures else "no graphs",
             predicted=predicted,
             regions=summarise(timeline, prices),
             base_measured={rank: ranks[1] for rank, ranks in enumerate(gathered)},
@@ -200,7 +202,7 @@ class Conductor:
             },
             recording_cost_ms=self._recording_cost_ms(),
             host_thread_ms={kind: median(times[-self._plan.timed_steps :]) for kind, times in self._host_ms.items()},
-            notes=self._notes,
+            notes=(_BEFORE_CAPTURE,) if self._captures else (),
             retained_bytes={rank: ranks[5] for rank, ranks in enumerate(gathered)},
             sizes={
                 "regions": len(timeline.regions),
@@ -259,7 +261,8 @@ class Conductor:
 
     def _finish(self, step: int) -> None:
         assert self._report is not None
-        steps = {boundary: tuple(times) for boundary, times in self._interleaved.items()}
+        # An eager step pays for replays that a step with captured graphs does not have.
+        steps = {b: tuple(times) for b, times in self._interleaved.items() if self._plan.charged(b) == b}
         self._report = _replaced(
             self._report,
             switched=tuple(_replaced(s, step_ms=steps.get(s.boundary, ())) for s in self._report.switched),
@@ -318,6 +321,7 @@ class Conductor:
         write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(trace, indent=-1))
 
 
+_BEFORE_CAPTURE = "surveyed in warm-up steps, before graphs are captured: their memory pools are not in these figures"
 _SAME_NUMBERS = 1e-4
 """Relative spread of loss and gradient norm that a changed order of additions in 16 bits may bring."""
 

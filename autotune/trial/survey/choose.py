@@ -11,12 +11,19 @@ from autotune.trial.survey.prices import Price
 from autotune.trial.survey.report import PredictedSetting
 
 
-def all_settings(labels: Sequence[str], layers: int) -> tuple[Boundary, ...]:
+def all_settings(labels: Sequence[str], layers: int, *, full: bool = True) -> tuple[Boundary, ...]:
     """Every set of labels, and full recompute by every depth and every chunk size that divides the layers of a stage.
+
+    Args:
+        labels: Those with a region.
+        layers: Of the longest stage.
+        full: Whether full recompute can run.
 
     Other chunk sizes fail in Megatron Core before 0.17 (transformer_block.py:_checkpointed_forward does not clamp the last).
     """
     sets = [Boundary.selective(chosen) for size in range(len(labels) + 1) for chosen in itertools.combinations(labels, size)]
+    if not full:
+        return tuple(sets)
     sizes = range(1, layers + 1)
     uniform = [Boundary.full("uniform", size) for size in sizes if layers % size == 0]
     return (*sets, *uniform, *(Boundary.full("block", size) for size in sizes))

@@ -56,14 +56,15 @@ class Freezer:
         for frozen in self._batches.values():
             frozen.rewind()
         tracker = get_cuda_rng_tracker()
+        current = tracker.get_states()
         if self._random is None:
-            states = {name: _to_numpy(state) for name, state in tracker.get_states().items()}
-            self._random = (_to_numpy(torch.get_rng_state()), _to_numpy(torch.cuda.get_rng_state()), states)
+            states = {name: to_numpy(state) for name, state in current.items()}
+            self._random = (to_numpy(torch.get_rng_state()), to_numpy(torch.cuda.get_rng_state()), states)
         else:
             cpu, device, states = self._random
             torch.set_rng_state(_to_tensor(cpu))
             torch.cuda.set_rng_state(_to_tensor(device))
-            tracker.set_states({name: _to_tensor(state) for name, state in states.items()})
+            tracker.set_states({name: restored(current[name], state) for name, state in states.items()})
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         for config in configs:
@@ -71,9 +72,24 @@ class Freezer:
                 config.moe_router_bias_update_rate = 0.0
 
 
-def _to_numpy(state: Any) -> Any:
-    """A random state outside the memory that the trial counts."""
-    return state.cpu().numpy().copy()
+def to_numpy(state: Any) -> Any:
+    """A random state outside the memory that the trial counts.
+
+    Where graphs will be captured, the tracker's states are generators (tensor_parallel/random.py:CudaRNGStatesTracker.add).
+    """
+    import torch
+
+    return (state.get_state() if isinstance(state, torch.Generator) else state).cpu().numpy().copy()
+
+
+def restored(current: Any, state: Any) -> Any:
+    """A tracked state as it was. A generator stays the one it is: a graph that is captured later holds on to it."""
+    import torch
+
+    if not isinstance(current, torch.Generator):
+        return _to_tensor(state)
+    current.set_state(_to_tensor(state))
+    return current
 
 
 def _to_tensor(state: Any) -> Any:

@@ -36,7 +36,7 @@ def survey_spec(spec: TrialSpec, plan: SurveyPlan, base: Boundary) -> TrialSpec:
 def run_survey(
     make_spec: Callable[[Boundary], TrialSpec], plan: SurveyPlan, run: Callable[[TrialSpec], TrialRecord]
 ) -> SurveyOutcome:
-    """Launch a survey under the first base that fits: full/uniform/1, else the broadest selective set.
+    """Launch a survey under the first base that fits: full/uniform/1 where it can run, else the broadest selective set.
 
     Args:
         make_spec: An ordinary trial's spec for a base, with a folder and a number of its own.
@@ -45,7 +45,7 @@ def run_survey(
     """
     launches: list[TrialRecord] = []
     folder = Path()
-    for base in base_ladder(plan.labels):
+    for base in base_ladder(plan.labels, full=plan.full):
         spec = survey_spec(make_spec(base), plan, base)
         folder = Path(spec.folder)
         launches.append(run(spec))

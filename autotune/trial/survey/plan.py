@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
@@ -23,6 +23,12 @@ class SurveyPlan:
 
     labels: tuple[str, ...]
     """The model is built with these on; they have to be valid together."""
+    full: bool = True
+    """Whether full recompute can run; beside captured scopes it cannot, and the widest selective set is the base."""
+    captured: Mapping[str, str] = field(default_factory=dict)
+    """Labels left out, since captured graphs run without their checkpoints and no predicted peak is lower with them; and why."""
+    warmup_only: tuple[str, ...] = ()
+    """Labels that captured graphs run without too, but that lower a peak of the eager steps before; their replays are free."""
     candidates: tuple[Boundary, ...] = ()
     """Settings to predict. Empty: every set of labels found, and full recompute of every size."""
     limit_bytes: int | None = None
@@ -42,6 +48,12 @@ class SurveyPlan:
     """Rounds over all settings that fitted, one step each, for step times."""
     recorded_units: int = 4
     """Forward passes recorded of a step without pipeline stages; with stages all are."""
+
+    def charged(self, boundary: Boundary) -> Boundary:
+        """A setting by the labels whose replays every step pays for, one after the capture of graphs too."""
+        if boundary.granularity != "selective":
+            return boundary
+        return Boundary.selective(label for label in boundary.modules if label not in self.warmup_only)
 
     @property
     def steps(self) -> int:
@@ -73,9 +85,14 @@ def margin_of(workload: Workload) -> float:
     return EXPERT_MARGIN if spread else MARGIN
 
 
-def base_ladder(labels: Sequence[str]) -> tuple[Boundary, ...]:
-    """Bases to try, in this order: peaks are not monotonic, so the broadest selective set may fit where full does not."""
-    return (Boundary.full("uniform", 1), Boundary.selective(labels))
+def base_ladder(labels: Sequence[str], *, full: bool = True) -> tuple[Boundary, ...]:
+    """Bases to try, in this order: peaks are not monotonic, so the broadest selective set may fit where full does not.
+
+    Args:
+        labels: Those that are valid together.
+        full: Whether full recompute can run.
+    """
+    return (*((Boundary.full("uniform", 1),) if full else ()), Boundary.selective(labels))
 
 
 def require_surveyable(workload: Workload) -> None:

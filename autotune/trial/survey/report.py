@@ -71,6 +71,13 @@ class SurveyReport:
     """Labels with a region on some rank."""
     inert_labels: tuple[str, ...]
     """Labels that the model was built with and that no rank has a region of."""
+    captured_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that were left out, since captured graphs run without their checkpoints, and why; ``SurveyPlan.captured``."""
+    warmup_labels: tuple[str, ...] = ()
+    """Labels that act in the eager steps before capture alone: in every price their replays cost nothing."""
+    after_capture: Literal["no graphs", "not measured"] = "no graphs"
+    """``not measured``: the launch ended before graphs were captured, so peaks after capture are those that the ledger predicts
+    until a fresh launch measures them; all peaks here are of eager steps."""
     predicted: tuple[PredictedSetting, ...]
     regions: tuple[RegionSummary, ...] = ()
     """Labels by kind of layer, on rank 0."""
