@@ -26,7 +26,7 @@ import msgspec
 import autotune.trial
 from autotune.boundary.boundary import Boundary
 from autotune.errors import AutotuneError, RequestError
-from autotune.records import dump_json, to_builtins, write_atomically
+from autotune.records import dump_json, from_builtins, to_builtins, write_atomically
 from autotune.trial.attend import Limits
 from autotune.trial.launch import Zygote, run_trial
 from autotune.trial.record import TrialRecord
@@ -97,7 +97,8 @@ class Table:
         }
         fresh = msgspec.json.decode(msgspec.json.encode(fresh))
         self.data: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else fresh
-        if self.data.get("workload") != fresh["workload"]:
+        # As records: a field that came since the table was begun has its default there.
+        if from_builtins(self.data.get("workload"), Workload, setting="--out") != workload:
             raise RequestError("--out", str(path), "holds the table of another workload", "name another file")
         if self.data.get("measured", {}).get("program") != fresh["measured"]["program"]:
             raise RequestError("--out", str(path), "was measured by other counting code", "remove it and measure anew")
