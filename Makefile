@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON ?= $(shell scripts/find_python)
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-fast lint readme docs env clean
@@ -15,10 +16,10 @@ demo: env
 	$(BIN)/autotune run --recipe nemotron3nano --mem-target 75GB
 
 test: env lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-fast: env lint
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check
