@@ -14,6 +14,7 @@ from autotune.cluster.connection import connect, control_store_of, disconnect, i
 from autotune.cluster.drive import Source, TuneDriver
 from autotune.cluster.group import Resources, SlotGroup, room_for
 from autotune.cluster.head_watch import HeadWatch
+from autotune.cluster.rays_words import rays_words_to
 from autotune.cluster.trackers import check_trackers, tracker_callbacks
 from autotune.errors import RequestError, StoppedError
 from autotune.trial.allocator_setting import after_fragmentation, lacking
@@ -29,6 +30,8 @@ LIMITS: Mapping[Backend, Limits] = {
     # Imports, NCCL's start, compilation and graph capture of a large model take minutes on a cold file system.
     "gpu": Limits(wall_s=3600.0, silent_s=1200.0, silent_step_s=180.0),
 }
+RAYS_LOG = "ray.log"
+"""In the run directory: what Ray itself has to say of the cluster (the last lines of a raylet that is gone, say)."""
 MOST_GROUPS = 4
 """Trials side by side, at most: more would guess ahead of what their results would have shown."""
 
@@ -90,6 +93,7 @@ class ClusterBackend:
         self._lacking = lacking(workload) if backend == "gpu" else {}
         self._groups: list[SlotGroup] = []
         self._connected = False
+        self._words = contextlib.ExitStack()
 
     def lacks(self, boundary: Boundary, run_index: int) -> str | None:
         """Nothing: a boundary can always be launched again."""
@@ -125,6 +129,8 @@ class ClusterBackend:
         Raises:
             StoppedError: The cluster was lost; the run can be resumed.
         """
+        self._words.close()
+        self._words.enter_context(rays_words_to(folder / RAYS_LOG))
         self.open()
         driver = TuneDriver(
             groups=self._groups,
@@ -175,6 +181,7 @@ class ClusterBackend:
         if self._connected:
             disconnect()
             self._connected = False
+        self._words.close()
 
     def _environment(self, request: TrialRequest) -> dict[str, str]:
         repeat = after_fragmentation(self._workload) if request.repeat_reason == "allocator" else {}

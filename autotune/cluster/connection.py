@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.cluster.knock import knock
+from autotune.cluster.rays_words import first_line
 from autotune.errors import RequestError, StoppedError
 
 NAMESPACE = "autotune"
@@ -40,7 +42,7 @@ def connect(address: str | None, *, local_cpus: int) -> Mapping[str, float]:
 
     Raises:
         RequestError: There is no cluster at the address.
-        StoppedError: One of our own did not start, twice.
+        StoppedError: The cluster lets nobody in without its token, or does not answer; one of our own did not start, twice.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -75,7 +77,7 @@ def _start_own(cpus: int) -> None:
         except Exception as error:  # Ray has no type of its own for a cluster that does not start.
             disconnect()
             if attempt == 2:
-                text = f"Ray did not start on this machine ({_first_line(error)}); it may be too busy: try again with --resume"
+                text = f"Ray did not start on this machine ({first_line(error)}); it may be too busy: try again with --resume"
                 raise StoppedError(text) from error
         else:
             return
@@ -103,14 +105,11 @@ def _join(address: str) -> None:
     import ray
 
     try:
+        knock(address)
         ray.init(address=address, **_COMMON)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        rule = f"no Ray cluster answers there ({_first_line(error)})"
+        rule = f"no Ray cluster answers there ({first_line(error)})"
         raise RequestError("--address", address, rule, "start one, or leave --address out") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def disconnect() -> None:

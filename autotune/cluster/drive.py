@@ -16,6 +16,7 @@ from ray.tune.search import Searcher
 from autotune.cluster.coordinator import Order, coordinate
 from autotune.cluster.gpu_memory import UNKNOWN_PID
 from autotune.cluster.group import SlotGroup
+from autotune.cluster.rays_words import first_line
 from autotune.errors import StoppedError
 from autotune.records import dump_json, load_json, write_atomically
 from autotune.trial.attend import Limits
@@ -166,7 +167,7 @@ class TuneDriver:
         except ray.exceptions.RayError as error:
             if self._error is not None:
                 raise self._error from error
-            raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
+            raise StoppedError(f"the Ray cluster was lost ({first_line(error)}); start it and add --resume") from error
         finally:
             shutil.rmtree(storage, ignore_errors=True)
         if self._error is not None:
@@ -185,7 +186,7 @@ class TuneDriver:
                 return _FINISHED if source.finished and not self._running else None
             return self._start(request, trial_id, number)
         except (ray.exceptions.RayError, ConnectionError) as error:
-            self._error = StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume")
+            self._error = StoppedError(f"the Ray cluster was lost ({first_line(error)}); start it and add --resume")
             return _FINISHED
         except BaseException as error:
             self._error = error
@@ -288,7 +289,3 @@ def _left_behind(number: int, pids: Sequence[int]) -> str:
         return f"{what}; end it on its node (nvidia-smi), then --resume"
     named = ", ".join(str(pid) for pid in pids)
     return f"processes of trial {number} would not end, or hold its GPU memory (pids {named}); end them, then --resume"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

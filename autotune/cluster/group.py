@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.cluster.connection import NAMESPACE
+from autotune.cluster.rays_words import first_line
 from autotune.cluster.slot import RankSlot, SlotFacts, Warmth
 from autotune.errors import StoppedError
 from autotune.trial.spec import Backend, Loop
@@ -89,7 +90,7 @@ class SlotGroup:
             except Exception as error:
                 if not is_rays(error):
                     raise
-                raise StoppedError(f"the Ray cluster was lost ({_first_line(error)}); start it and add --resume") from error
+                raise StoppedError(f"the Ray cluster was lost ({first_line(error)}); start it and add --resume") from error
             if not placed:
                 free = ray.available_resources()
                 raise StoppedError(
@@ -120,7 +121,7 @@ class SlotGroup:
             except ray.exceptions.GetTimeoutError:
                 raise StoppedError(f"{ranks} rank slots were placed but did not start; see Ray's logs, then --resume") from None
             except ray.exceptions.RayActorError as error:
-                raise StoppedError(f"a rank slot died while it started ({_first_line(error)}); add --resume to go on") from None
+                raise StoppedError(f"a rank slot died while it started ({first_line(error)}); add --resume to go on") from None
             chosen, self.places = order(facts)
             self.slots = [made[number] for number in chosen]
             self.names = [f"{name}-{number}" for number in chosen]
@@ -230,7 +231,3 @@ def room_for(bundle: Resources) -> int:
 
 def _listed(resources: Resources, times: int = 1) -> str:
     return ", ".join(f"{amount * times:g} {name}" for name, amount in resources.items())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

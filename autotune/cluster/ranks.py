@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.cluster.group import Place
+from autotune.cluster.rays_words import without_colours
 from autotune.records import to_builtins
 from autotune.trial.attend import News
 from autotune.trial.launch import KILL_S, TERM_S, free_port
@@ -81,7 +82,7 @@ class SlotRanks:
 
 
 def _why_lost(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(without_colours(str(error)).split())
     for cause in ("node died", "node was terminated", "node is dead", "Node"):
         if cause.lower() in text.lower():
             return f"its node died ({text[:200]})"

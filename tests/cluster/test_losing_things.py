@@ -32,7 +32,9 @@ def start(folder: Path, environment: dict[str, str], *options: str) -> subproces
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=400)
     assert out.startswith('{"status"') and out.count("\n") == 1, out[-3000:] + err[-3000:]  # nothing of Ray's beside it
-    return dict(json.loads(out))
+    told: dict[str, Any] = json.loads(out)
+    assert not set(err.splitlines()) - set(told["notes"]), err[-3000:]  # nor on standard error: our own lines alone
+    return told
 
 
 def records(folder: Path) -> dict[str, float]:
@@ -88,6 +90,8 @@ def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: st
     print(f"ranks and zygotes gone {ranks:.1f} s after the raylet was killed")
     told = finish(process)
     assert told["status"] == 4, told
+    assert "Raylet is terminated" in (folder / "ray.log").read_text()
+    assert not any("\x1b" in text for text in (*told["notes"], told["stop"], (folder / "ray.log").read_text()))
     assert wait_for(lambda: not marked(mark), 180) is not None, marked(mark)
     check_resumed(folder, before, finish(start(folder, toy_environment, "--resume")))
 
