@@ -47,12 +47,17 @@ def diagnose(logs: tuple[Path, ...], format_: str) -> int:
     return 0
 
 
+def in_training(diagnosis: Diagnosis) -> bool:
+    """Whether the failure came in a step, as far as its stage says."""
+    return diagnosis.stage not in (None, "launch", "model_build")
+
+
 def text_of(diagnosis: Diagnosis) -> str:
     """One diagnosis as text."""
     lines = [diagnosis.source]
     where = [f"rank {diagnosis.rank}"] if diagnosis.rank is not None else []
     where += [diagnosis.stage] if diagnosis.stage else []
-    where += [f"step {diagnosis.step}"] if diagnosis.step else []
+    where += [f"step {diagnosis.step}"] if diagnosis.step else ["step unknown"] if in_training(diagnosis) else []
     where += [f"at {diagnosis.time}"] if diagnosis.time and not diagnosis.time[0].isspace() and ":" in diagnosis.time else []
     lines.append(f"  class       {diagnosis.failure_class}{' (borderline)' if diagnosis.borderline else ''}")
     if where:

@@ -22,6 +22,7 @@ class Diagnosis:
     Attributes:
         source: The log files, or the trial.
         failure_class: One of ``failure.CLASSES``; ``none`` where nothing failed.
+        step: None before training, and where the log has no line of any iteration: the stage then takes it for the first.
         available_bytes: Free on the device plus reserved but unallocated, where the message says so.
         borderline: Fragmented with so little slack that the allocator setting may not be enough.
         root_cause: The first line of the failure that came first.
@@ -92,7 +93,7 @@ def of_symptom(
         failure_class=class_of(symptom),
         stage=stage,
         rank=rank,
-        step=symptom.step or None,
+        step=symptom.step or None if symptom.step_known else None,
         requested_bytes=memory.requested_bytes if memory else None,
         available_bytes=memory.available_bytes if memory else None,
         free_bytes=memory.free_bytes if memory else None,

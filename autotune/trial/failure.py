@@ -38,6 +38,7 @@ class Symptom:
         where: Frames of its traceback from outermost to innermost, as ``file.py:function``.
         phase: Where the rank was: a phase of the probe, or ``phase_of`` the frames.
         step: The optimizer step, from 1; 0 before training.
+        step_known: Whether anything told the step; in training it is taken for the first where nothing did.
     """
 
     types: tuple[str, ...]
@@ -45,6 +46,7 @@ class Symptom:
     where: tuple[str, ...] = ()
     phase: str = "launch"
     step: int = 0
+    step_known: bool = True
 
     @property
     def memory(self) -> MemoryMessage | None:

@@ -144,5 +144,6 @@ def _failure(
     trains = phase in ("forward", "loss", "backward", "grad_sync", "optimizer", "after_capture", "unknown")
     step = last_step + 1 if last_step or trains else 0
     rank, time, source, line = place
-    symptom = Symptom(types=(kind,) if kind else (), message=message, where=frames, phase=phase, step=step)
+    known = bool(last_step) or not trains
+    symptom = Symptom(types=(kind,) if kind else (), message=message, where=frames, phase=phase, step=step, step_known=known)
     return LogFailure(symptom=symptom, rank=rank, time=time, source=source, line=line)

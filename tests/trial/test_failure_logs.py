@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from autotune.boundary.boundary import Boundary
 from autotune.cli.diagnose import diagnose as command
+from autotune.cli.diagnose import text_of
 from autotune.errors import RequestError
 from autotune.records import dump_json
 from autotune.trial.diagnosis import Diagnosis, diagnose
@@ -321,3 +322,29 @@ def test_missing_file(tmp_path: Path) -> None:
         diagnose([tmp_path / "nowhere.log"])
     with pytest.raises(RequestError, match="holds no trials"):
         diagnose([tmp_path])
+
+
+BACKWARD = 'Traceback (most recent call last):\n  File "/m/schedules.py", line 1, in backward_step\n' + OOM + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "shown"),
+    [
+        (BACKWARD, None, "where       backward, step unknown"),
+        ("iteration 1/ 9 |\n" + BACKWARD, 2, "where       steady(2), step 2"),
+        (
+            'Traceback (most recent call last):\n  File "/b/training/setup.py", line 1, in setup\nAssertionError: no\n',
+            None,
+            "where       model_build\n",
+        ),
+    ],
+)
+def test_a_log_without_a_line_of_any_iteration_does_not_tell_the_step(
+    tmp_path: Path, text: str, step: int | None, shown: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    (found,) = diagnose([log])
+    assert found.step == step
+    assert shown in text_of(found) + "\n"
+    assert "step 1" not in text_of(found)
