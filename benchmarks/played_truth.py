@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from math import hypot, inf
-from statistics import mean
+from statistics import NormalDist, mean
 from typing import Any
 
 from autotune.boundary.boundary import Boundary
@@ -29,6 +29,7 @@ from autotune.trial.survey.plan import EXPERT_MARGIN, MARGIN, SurveyPlan
 from autotune.trial.survey.prices import Price
 from autotune.trial.survey.report import PredictedSetting
 from autotune.workload.workload import Workload
+from benchmarks.generator import BY_CHANCE
 from benchmarks.seed_rows import seed_rows_workload
 
 GROUPS = {"states": "weights", "activations": "hidden", "experts": "moe", "levels": "workspaces"}
@@ -37,6 +38,8 @@ errors are, which a ledger does not know."""
 STEP_SCATTER = 0.03
 """Of launches; interleaved steps of one process scatter by ``INTERLEAVED_SCATTER``."""
 INTERLEAVED_SCATTER = 0.005
+NEAR_BY_CHANCE = 0.95
+"""Above this share of the limit a launch may fail by chance, in a table where that happens."""
 
 
 class Truth:
@@ -47,6 +50,7 @@ class Truth:
         kind, survey = str(table.get("kind", "table" if self.recorded.complete else "seed")), table.get("survey")
         self.kind = f"{kind}, no switch" if survey is not None and not survey.get("switchable") else kind
         self.by_chance = bool(table.get("by_chance"))
+        self._peak_scatter = float(table.get("peak_scatter", 0.0))
         self.rows = dict(zip(self.recorded.runs, table["rows"], strict=True))
         predicted = (survey or {}).get("predicted", ())
         self._surveyed_ms = {Boundary.from_fields(_prefixed(row)): float(row["replay_ms"]) for row in predicted}
@@ -69,6 +73,20 @@ class Truth:
         runs = self.recorded.runs[boundary]
         whole = [r.allocated_peak_bytes for run in runs if run.completed for r in run.ranks.values()]
         return max(whole, default=inf)
+
+    def fail_chance(self, boundary: Boundary, limit_bytes: int) -> float:
+        """How often a launch fails under this limit: by the scatter of its peak, or near the limit for no reason of its own.
+
+        A measured table says nothing of scatter: there every launch of a setting ends as the recorded one.
+        """
+        peak = self.peak_bytes(boundary)
+        if peak == inf:
+            return 1.0
+        over = float(peak > limit_bytes)
+        if self._peak_scatter:
+            over = 1 - NormalDist(peak, self._peak_scatter * peak).cdf(limit_bytes)
+        chance = BY_CHANCE if self.by_chance and peak > NEAR_BY_CHANCE * limit_bytes else 0.0
+        return 1 - (1 - over) * (1 - chance)
 
     def dearer_ms(self, boundary: Boundary, other: Boundary) -> float:
         """How much dearer a boundary is than another: 0 within two standard errors of the truth's own prices."""
@@ -108,7 +126,8 @@ class Truth:
         )
         record = ReplayBackend(self.recorded).run(request)
         peak = max(peaks_bytes(record).values(), default=0) if record.completed else inf
-        chance = self.by_chance and peak > 0.95 * limit_bytes and self.rows[boundary]["runs"][request.run_index].get("by_chance")
+        chance = self.by_chance and peak > NEAR_BY_CHANCE * limit_bytes
+        chance = chance and self.rows[boundary]["runs"][request.run_index].get("by_chance")
         if peak <= limit_bytes and not chance:
             return record
         failure = OUT_OF_MEMORY

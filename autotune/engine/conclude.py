@@ -51,7 +51,7 @@ def conclude(end: Conclusion) -> Recommendation:
     limit = evidence.settings.limit_bytes
     context = _context_only(end)
     answer = None if context else evidence.best()
-    verdict = evidence.verdicts[answer] if answer is not None else None
+    verdict = evidence.answered(answer) if answer is not None else None
     prediction = _prediction(end, answer)
     status, reason = _reason(end, answer, verdict, context)
     kind = end.backend.kind

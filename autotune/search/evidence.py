@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import cast
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.ties import preference
 from autotune.trial.gates import GateSettings, peaks_bytes
 from autotune.trial.record import TrialRecord
-from autotune.trial.verdict import Verdict, judge
+from autotune.trial.verdict import Status, Verdict, judge
 
 TIE_RATIO = 0.01
 """Steps closer than this share are one price; the answer is right to within it."""
+WORTH_SAYING = 0.001
+"""A smaller risk of an answer near the limit is not worth a word."""
+DOUBTFUL = 0.01
+"""An answer that is over the limit in the mean of its launches with more than this has not passed: it is ``unproven``."""
 PRICED_TIE_RATIO = 0.001
 """The same where steps are not measured alone but priced by all that is known of them."""
 
@@ -42,8 +47,10 @@ class Evidence:
         self._surveys: list[TrialRecord] = []
         self.pricing: Callable[[Boundary], float | None] | None = None
         """Replay price of a boundary from predictions and all measured steps together; ranks boundaries where it is set."""
-        self.doubt: Callable[[Boundary], str | None] | None = None
-        """Why a boundary that passed is not the answer as long as another passes."""
+        self.premium: Callable[[Boundary], float] | None = None
+        """What the risk of a boundary that passed near the limit counts for beside its price, in ms a step."""
+        self.risk: Callable[[Boundary], float] | None = None
+        """Probability that a boundary that passed near the limit is over it in the mean of its launches."""
         self.chance: Callable[[Boundary, Boundary | None], float | None] | None = None
         """Probability that a boundary is within the limit in the mean of its launches and, where there is an answer, cheaper than
         that by more than a tie."""
@@ -165,21 +172,25 @@ class Evidence:
         return verdict.step_ms > median(reference.step_ms) * (1 + self.max_slowdown)
 
     def doubted(self, boundary: Boundary) -> str | None:
-        """Why a boundary that passed is not the answer as long as another passes; None where nothing speaks against it."""
-        return self.doubt(boundary) if self.doubt is not None else None
+        """What speaks against a boundary that passed; None where nothing does."""
+        risk = self.risk(boundary) if self.risk is not None else 0.0
+        return f"passed, but over the limit in the mean of its launches with {risk:.1%}" if risk >= WORTH_SAYING else None
 
-    def best(self, *, doubted: bool = False) -> Boundary | None:
-        """The cheapest eligible boundary; ties within ``TIE_RATIO`` go to fewer labels, then to the smaller peak.
+    def answered(self, boundary: Boundary) -> Verdict:
+        """The verdict of an answer: no pass where it may as well be over the limit in the mean of its launches."""
+        verdict, doubt = self._verdicts[boundary], self.doubted(boundary)
+        if verdict.status != "pass" or doubt is None:
+            return verdict
+        assert self.risk is not None
+        status = "unproven" if self.risk(boundary) > DOUBTFUL else "pass"
+        return replace(verdict, status=cast(Status, status), reason=f"{doubt}; {verdict.reason}")
 
-        Args:
-            doubted: Whether a doubted boundary counts like any other; otherwise only where no other is eligible.
-        """
+    def best(self) -> Boundary | None:
+        """The cheapest eligible boundary, its risk counted; ties within ``TIE_RATIO`` go by ``preference``."""
         eligible = [b for b, v in self._verdicts.items() if v.eligible and not self.too_slow(b)]
-        if not doubted:
-            eligible = [b for b in eligible if self.doubted(b) is None] or eligible
         if not eligible:
             return None
-        cost = {b: self.cost_ms(b) for b in eligible}
+        cost = {b: self.cost_ms(b) + (self.premium(b) if self.premium is not None else 0.0) for b in eligible}
         bound = min(cost.values()) * (1 + (TIE_RATIO if self.pricing is None else PRICED_TIE_RATIO))
         timed = any(self._verdicts[b].step_ms is not None for b in eligible)
         tied = [b for b in eligible if cost[b] <= bound] if timed else [b for b in eligible if cost[b] == min(cost.values())]

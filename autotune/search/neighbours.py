@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.boundary.boundary import Boundary
 from autotune.search.candidate import Candidate
 from autotune.search.evidence import launchable
+from autotune.search.proposal import Proposal
 
 
 def neighbours(candidates: Sequence[Candidate], answer: Boundary) -> list[Boundary]:
@@ -31,3 +32,12 @@ def _full_neighbours(known: Sequence[Boundary], answer: Boundary) -> set[Boundar
         widest = max(selective, key=lambda b: len(b.modules), default=None)
         found |= {widest} if widest is not None else set()
     return found
+
+
+def unproven(
+    fresh: Sequence[Candidate], candidates: Sequence[Candidate], answer: Boundary, fit: Callable[[Boundary], float | None]
+) -> list[Proposal]:
+    """The neighbours of an answer that were not launched yet, to be measured."""
+    untried = {c.boundary for c in fresh}
+    why = f"a neighbour of {answer.key}, to be measured"
+    return [Proposal(boundary=b, why=why, fit_probability=fit(b)) for b in neighbours(candidates, answer) if b in untried]

@@ -32,6 +32,7 @@ class PriorSpread:
         step: Relative, of a step time between two launches.
         inert: Chance that a label does nothing.
         by_chance: Chance that a boundary within the limit fails.
+        by_chance_in_process: The same inside a survey launch.
         surveyed: Prices come from a survey: they are known better than the step of one launch.
         widths: Times that all of these may be too narrow, with their probabilities: what a trial shows decides.
     """
@@ -48,6 +49,7 @@ class PriorSpread:
     step: float = 0.03
     inert: float = 0.05
     by_chance: float = 0.03
+    by_chance_in_process: float = 0.03
     surveyed: bool = False
     widths: Mapping[float, float] = field(default_factory=lambda: dict(WIDTHS))
 

@@ -66,8 +66,7 @@ class OptunaSampler(EveryCandidate):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study(sampler=self._sampler(), direction="minimize")
-            for record in self._evidence.records:
-                self._add(study, record)
+            study.add_trials([self._finished(record) for record in self._evidence.records])
             trial = study.ask(self._distributions)
         return dict(trial.params)
 
@@ -80,17 +79,13 @@ class OptunaSampler(EveryCandidate):
             return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP, deterministic_objective=False)
         return optuna.samplers.RandomSampler(seed=seed)
 
-    def _add(self, study: Any, record: TrialRecord) -> None:
-        trial = optuna.trial.create_trial(
-            params=parameters(record.boundary, self._distributions), distributions=self._distributions, value=None, state=_RUNNING
-        )
-        study.add_trial(trial)
-        asked = optuna.Trial(study, study._storage.get_all_trials(study._study_id)[-1]._trial_id)
-        verdict = self._evidence.verdicts[record.boundary]
-        for name, value in constraints(record, verdict, self._evidence).items():
-            asked.set_constraint(name, value)
+    def _finished(self, record: TrialRecord) -> optuna.trial.FrozenTrial:
         cost = self._evidence.cost_ms(record.boundary)
-        study.tell(asked, cost if cost != float("inf") else 0.0)
+        return optuna.trial.create_trial(
+            params=parameters(record.boundary, self._distributions), distributions=self._distributions,
+            value=cost if cost != float("inf") else 0.0,
+            constraints=constraints(record, self._evidence.verdicts[record.boundary], self._evidence),
+        )  # fmt: skip
 
     def _nearest(self, suggested: dict[str, Any], fresh: Sequence[Boundary]) -> Boundary:
         """The untried candidate that differs in the fewest parameters; the granularity counts most."""
@@ -102,6 +97,3 @@ class OptunaSampler(EveryCandidate):
             return differing, boundary.key
 
         return min(fresh, key=distance)
-
-
-_RUNNING = optuna.trial.TrialState.RUNNING

@@ -10,7 +10,7 @@ from autotune.search.candidate import Candidate
 from autotune.search.early_stop import NOT_ACTIVATIONS, last_resort, not_an_activation_problem
 from autotune.search.evidence import Evidence, launchable
 from autotune.search.held import held_bytes
-from autotune.search.neighbours import neighbours
+from autotune.search.neighbours import unproven
 from autotune.search.noise_pair import noise_pair
 from autotune.search.observations import PeakSeen, PriorSpread
 from autotune.search.posterior import Posterior
@@ -18,14 +18,9 @@ from autotune.search.proposal import Proposal, Stop
 from autotune.search.repeats import Lacks, due_repeats, stuck
 from autotune.search.seen import seen_in_launch, seen_in_survey
 from autotune.search.spreads import around_a_survey, around_the_ledger
-from autotune.search.stop_rule import (
-    HINT_SCATTER,
-    JITTER,
-    NEAR,
-    SURVEYED_RULE,
-    StopRule,
-)
+from autotune.search.stop_rule import HINT_SCATTER, JITTER, NEAR, SURVEYED_RULE, StopRule
 from autotune.search.survey import SurveyFindings, candidates_after_survey
+from autotune.search.worth import Outlook, outlook, saving, saving_of_a_repeat
 from autotune.trial.gates import peaks_bytes
 from autotune.trial.record import TrialRecord
 from autotune.trial.verdict import Verdict
@@ -84,20 +79,36 @@ class Planner:
         predictions = {c.boundary: c.prediction for c in self._candidates if c.prediction is not None}
         self.posterior = Posterior(predictions, spread=spread, seed=seed, draws=draws) if predictions else None
         if not exhaust:
-            evidence.pricing, evidence.doubt, evidence.chance = self._known_price, self._doubt, self._chance
+            evidence.pricing, evidence.chance = self._known_price, self._chance
+            evidence.risk, evidence.premium = self.risk, self._premium_ms
         for record in evidence.known_records:
             self._learn(record)
 
     def fit(self, boundary: Boundary) -> float | None:
         """Probability that a boundary is within the limit; None where the physics does not know it."""
-        if self.posterior is None or not self.posterior.knows(boundary):
-            return None
-        return self.posterior.fit(boundary, self._evidence.settings.limit_bytes)
+        known = self._knowing(boundary)
+        return known.fit(boundary, self._evidence.settings.limit_bytes) if known is not None else None
+
+    def risk(self, boundary: Boundary) -> float:
+        """Probability that a passing boundary near the limit is over it in the mean of its launches.
+
+        Without free routing of experts a peak repeats, so what was within the limit stays there.
+        """
+        verdict, limit, known = (
+            self._evidence.verdicts.get(boundary),
+            self._evidence.settings.limit_bytes,
+            self._knowing(boundary),
+        )
+        if self._jitter <= JITTER or known is None or verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
+            return 0.0
+        return known.over(boundary, limit)
+
+    def _knowing(self, boundary: Boundary) -> Posterior | None:
+        return self.posterior if self.posterior is not None and self.posterior.knows(boundary) else None
 
     def _safe(self, boundary: Boundary) -> float | None:
-        if self.posterior is None or not self.posterior.knows(boundary):
-            return None
-        return self.posterior.safe(boundary, self._evidence.settings.limit_bytes)
+        known = self._knowing(boundary)
+        return known.safe(boundary, self._evidence.settings.limit_bytes) if known is not None else None
 
     def ask(self, count: int = 1) -> list[Proposal]:
         """The launches that promise most, best first."""
@@ -203,31 +214,28 @@ class Planner:
             return Stop(outcome="open", text="no candidate that was run passes", open_boundaries=cannot)
         return Stop(outcome="none", text="no boundary passes, full and the broadest selective set among those tried")
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _known_price(self, boundary: Boundary) -> float | None:
-        if self.posterior is None or not self.posterior.knows(boundary):
-            return None
-        return self.posterior.price_ms(boundary)
+        known = self._knowing(boundary)
+        return known.price_ms(boundary) if known is not None else None
 
-    def _risk(self, boundary: Boundary) -> float:
-        """Probability that a passing boundary near the limit is over it in the mean of its launches.
+    @property
+    def _a_step_ms(self) -> float:
+        """A step: the median of those measured, else surveyed; without any, twenty times the cheapest replay that passed."""
+        verdicts = self._evidence.verdicts
+        known = [v.step_ms for v in verdicts.values() if v.step_ms is not None]
+        replays = [self._price(b) for b, v in verdicts.items() if v.eligible]
+        return median(known) if known else self._step_ms or 20 * max(min(replays, default=0.0), 1.0)
 
-        Without free routing of experts a peak repeats, so what was within the limit stays there.
-        """
-        if self._jitter <= JITTER:
-            return 0.0
-        verdict, limit = self._evidence.verdicts.get(boundary), self._evidence.settings.limit_bytes
-        if verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
-            return 0.0
-        return self.posterior.over(boundary, limit) if self.posterior is not None and self.posterior.knows(boundary) else 0.0
+    @property
+    def _launch_ms(self) -> float:
+        return self._rule.expected * self._a_step_ms
 
-    def _doubt(self, boundary: Boundary) -> str | None:
-        """Why a boundary that passed is not to be the answer."""
-        risk = self._risk(boundary)
-        if risk <= self._rule.accepted:
-            return None
-        return f"passed, but over the limit in the mean of its launches with {risk:.0%}"
+    @property
+    def _wrong_ms(self) -> float:
+        return self._rule.wrong * self._a_step_ms
+
+    def _premium_ms(self, boundary: Boundary) -> float:
+        return self.risk(boundary) * self._wrong_ms
 
     def _chance(self, boundary: Boundary, answer: Boundary | None) -> float | None:
         """Probability that a boundary that is not the answer should be it."""
@@ -238,54 +246,60 @@ class Planner:
             return 1 - posterior.over(boundary, limit)
         if not posterior.knows(answer):
             return None
-        step_ms = self._evidence.verdicts[answer].step_ms or self._step_ms or 0.0
-        return posterior.better(boundary, answer, limit, self._rule.worth * step_ms)
+        return posterior.better(boundary, answer, limit, self._rule.worth * self._a_step_ms)
 
     def _risky(self) -> list[Proposal]:
-        """One more run of what would be the best, were it surely within the limit, while that run is worth a launch."""
-        best, rule = self._evidence.best(doubted=True), self._rule
-        if best is None or best in self._pending:
+        """One more run of the best, where it lies so near the limit that knowing better is worth a launch."""
+        best, rule, posterior = self._evidence.best(), self._rule, self.posterior
+        if best is None or best in self._pending or posterior is None or self._many():
             return []
-        runs, risk = self._evidence.runs(best), self._risk(best)
-        if not rule.accepted < risk < 1 - rule.accepted or runs >= rule.most_runs or self._lacks(best, runs) is not None:
+        runs, risk = self._evidence.runs(best), self.risk(best)
+        if not risk or runs >= rule.most_runs or self._lacks(best, runs) is not None:
             return []
-        fallback = self._fallback(best)
-        known = fallback is not None and self.posterior is not None and self.posterior.knows(fallback)
-        if known and fallback is not None and self._worth(best, fallback) is None:
+        shows, otherwise = self._outlook(best), self._otherwise_ms(best)
+        if saving_of_a_repeat(shows, wrong_ms=self._wrong_ms, risk=risk, otherwise_ms=otherwise) < self._launch_ms:
             return []
-        why = f"over the limit in the mean of its launches with {risk:.0%}"
+        why = f"over the limit in the mean of its launches with {risk:.1%}"
         return [Proposal(boundary=best, why=why, repeat_reason="near_limit")]
 
-    @property
-    def _risk_left(self) -> float | None:
-        """What a pass may leave of the risk of being over the limit; None where a peak repeats, so that a pass settles it."""
-        return self._rule.accepted if self._jitter > JITTER else None
+    def _many(self) -> bool:
+        """Whether so much was launched that what is left lies within the scatter of launches."""
+        return sum(record.kind != "switched" for record in self._evidence.records) >= self._rule.most_launches
 
-    def _fallback(self, other: Boundary | None) -> Boundary | None:
-        """What the answer would be without a boundary: the best that is not doubted, else the cheapest sure to pass."""
-        best = self._evidence.best()
-        if best is not None and best != other and self._doubt(best) is None:
-            return best
-        sure = [c.boundary for c in self._fresh() if (self._promise(c.boundary) or 0.0) >= self._rule.sure]
-        return min(sure, key=lambda b: (self._price(b), len(b.modules), self._order(b)), default=None)
+    def _outlook(self, boundary: Boundary) -> Outlook:
+        assert self.posterior is not None
+        return outlook(self.posterior, boundary, self._evidence.settings.limit_bytes, settles=self._jitter <= JITTER)
 
-    def _promise(self, boundary: Boundary) -> float | None:
-        """Probability that one more launch makes a boundary acceptable."""
-        risk = self._risk_left
-        if risk is None or self.posterior is None or not self.posterior.knows(boundary):
-            return self._safe(boundary)
-        return self.posterior.accepted(boundary, self._evidence.settings.limit_bytes, risk)
+    def _otherwise_ms(self, best: Boundary) -> float:
+        """How much dearer what would be the answer without the best is, its risk included; no answer counts as a wrong one."""
+        assert self.posterior is not None
+        rivals = [
+            self._evidence.cost_ms(b) - self._evidence.cost_ms(best) + self._premium_ms(b)
+            for b, v in self._evidence.verdicts.items() if v.eligible and b != best and not self._evidence.too_slow(b)
+        ]  # fmt: skip
+        sure = self._sure()
+        if sure is not None and self.posterior.knows(best):
+            rivals.append(self._score_ms(sure) - self._price(best) + self._launch_ms)
+        return min([*rivals, self._wrong_ms])
 
-    def _worth(self, boundary: Boundary, answer: Boundary) -> tuple[float, float] | None:
-        """Expected saving of a launch over an answer (ms a step) and chance of one above ``worth``; None where both are small."""
-        posterior, rule = self.posterior, self._rule
-        assert posterior is not None
-        verdict = self._evidence.verdicts.get(answer)
-        # Without step times yet, a step is taken as twenty times what the answer replays: 1 % of it is a fifth of that.
-        step_ms = (verdict.step_ms if verdict is not None else None) or self._step_ms or 20 * max(posterior.price_ms(answer), 1.0)
-        limit = self._evidence.settings.limit_bytes
-        expected, chance = posterior.gain(boundary, limit, answer, step_ms, rule.worth, risk=self._risk_left)
-        return (expected, chance) if chance >= rule.chance or expected >= rule.expected * step_ms else None
+    def _sure(self) -> Boundary | None:
+        """The cheapest that was not launched and is sure to pass."""
+        sure = [c.boundary for c in self._fresh() if (self._safe(c.boundary) or 0.0) >= self._rule.sure]
+        return min(sure, key=lambda b: (self._score_ms(b), len(b.modules), self._order(b)), default=None)
+
+    def _score_ms(self, boundary: Boundary) -> float:
+        """Price of a boundary that was not launched, with the risk that a pass would leave."""
+        return self._price(boundary) + (self._outlook(boundary).risk * self._wrong_ms if self._knowing(boundary) else 0.0)
+
+    def _worth(self, boundary: Boundary, answer: Boundary) -> float | None:
+        """Expected saving of a launch over an answer (ms a step); None where it is not worth one."""
+        assert self.posterior is not None
+        shows, launched = self._outlook(boundary), answer in self._evidence.verdicts
+        risk = self.risk(answer) if launched else self._outlook(answer).risk
+        expected, any_ = saving(self.posterior, boundary, answer, shows, wrong_ms=self._wrong_ms, answer_risk=risk)
+        # An answer that was not launched yet costs a launch that a pass of this one saves.
+        spared = 0.0 if launched else any_ * self._launch_ms
+        return expected if expected + spared >= self._launch_ms else None
 
     def _learn(self, record: TrialRecord) -> None:
         if self.posterior is not None and record.kind != "predicted":
@@ -307,15 +321,13 @@ class Planner:
             why = "the answer of an earlier run, to be validated again"
             return [Proposal(boundary=again[0].boundary, why=why, fit_probability=self.fit(again[0].boundary))]
         best = self._evidence.best()
-        if best is None:
-            return self._before_a_pass(fresh)
-        return self._after_a_pass(fresh, best)
+        return self._before_a_pass(fresh) if best is None else self._after_a_pass(fresh, best)
 
     def _before_a_pass(self, fresh: list[Candidate]) -> list[Proposal]:
         rule = self._rule
         known = [(c, self._safe(c.boundary)) for c in fresh]
-        by_price = sorted(known, key=lambda p: (self._price(p[0].boundary), len(p[0].boundary.modules), p[0].order))
-        likely = [(c, fit) for c, fit in by_price if fit is None or (self._promise(c.boundary) or 0.0) >= 0.5]
+        by_price = sorted(known, key=lambda p: (self._score_ms(p[0].boundary), len(p[0].boundary.modules), p[0].order))
+        likely = [(c, fit) for c, fit in by_price if fit is None or fit >= 0.5]
         rest = sorted((p for p in by_price if p not in likely), key=lambda p: -(p[1] or 0.0))
         proposals = self._worth_before(fresh)
         proposals += [
@@ -330,7 +342,7 @@ class Planner:
         for candidate, fit in rest:
             # Peaks are not monotonic: full and the broadest selective set are tried before giving up.
             must = candidate.boundary in resort
-            if (fit or 0.0) >= hopeless or must or self._exhaust:
+            if ((fit or 0.0) >= hopeless and not self._many()) or must or self._exhaust:
                 why = "tried before giving up" if must else "likeliest to fit"
                 proposals.append(Proposal(boundary=candidate.boundary, why=why, fit_probability=fit))
         return proposals
@@ -340,7 +352,7 @@ class Planner:
 
         Only after a survey: without one, what the sure setting shows decides whether the other is worth a launch at all.
         """
-        sure = self._fallback(None) if self._surveyed else None
+        sure = self._sure() if self._surveyed else None
         if sure is None:
             return []
         return self._after_a_pass([c for c in fresh if self._price(c.boundary) < self._price(sure)], sure)
@@ -348,6 +360,8 @@ class Planner:
     def _after_a_pass(self, fresh: list[Candidate], best: Boundary) -> list[Proposal]:
         limit, posterior = self._evidence.settings.limit_bytes, self.posterior
         scored = []
+        if self._many() and not self._exhaust:
+            return []
         for candidate in fresh:
             boundary = candidate.boundary
             if posterior is None or not (posterior.knows(boundary) and posterior.knows(best)):
@@ -356,7 +370,7 @@ class Planner:
                 continue
             worth = self._worth(boundary, best)
             if worth is not None or self._exhaust:
-                expected = worth[0] if worth is not None else 0.0
+                expected = worth or 0.0
                 proposal = Proposal(
                     boundary=boundary,
                     why="largest expected saving",
@@ -373,19 +387,12 @@ class Planner:
         return noise_pair(self._evidence, self.posterior, self._rule, self._lacks)
 
     def _unproven(self) -> list[Proposal]:
-        """Under ``prove``: neighbours of the best that were not launched yet."""
         best = self._evidence.best()
-        if not self._prove or best is None:
-            return []
-        fresh = {c.boundary for c in self._fresh()}
-        why = f"a neighbour of {best.key}, to be measured"
-        near = [b for b in neighbours(self._candidates, best) if b in fresh]
-        return [Proposal(boundary=b, why=why, fit_probability=self.fit(b)) for b in near]
+        return unproven(self._fresh(), self._candidates, best, self.fit) if self._prove and best is not None else []
 
     def _price(self, boundary: Boundary) -> float:
-        if self.posterior is not None and self.posterior.knows(boundary):
-            return self.posterior.price_ms(boundary)
-        return self._evidence.replay_ms(boundary)
+        known = self._known_price(boundary)
+        return self._evidence.replay_ms(boundary) if known is None else known
 
     def _order(self, boundary: Boundary) -> int:
         return next((c.order for c in self._candidates if c.boundary == boundary), 0)

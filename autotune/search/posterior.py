@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _FULL = "full"
+FULL_OF_A_STEP, FULL_OF_A_STEP_ERROR = 0.3, 0.15
+"""What full recompute replays, as a share of a step without recompute, and the deviation of its logarithm."""
 UNKNOWN_GROUP = 0.06
 """Relative deviation of term groups where the ledger says nothing of any of them, before scaling."""
 
@@ -253,7 +254,8 @@ class Posterior:
             if inside is None:
                 return np.ones(self._draws)
             sure = normal_cdf((inside - seen.above_bytes / self._scale) / noise)
-            return spread.by_chance + (1 - spread.by_chance) * sure
+            chance = spread.by_chance_in_process if seen.in_process else spread.by_chance
+            return chance + (1 - chance) * sure
         return self._step_likelihood(i, seen)
 
     def _in_process(self, i: int) -> Floats | None:
@@ -284,10 +286,23 @@ class Posterior:
         """How near each world's price differences come to the steps; the base of the step is free in every world."""
         earlier = [s for s in self._seen if isinstance(s, StepSeen) and s.process == seen.process]
         if not earlier:
-            return np.ones(self._draws)
+            return self._anchor_likelihood(i, seen)
         bases = np.mean([s.step_ms - self._prices[self._index[s.boundary]] for s in earlier], axis=0)
         width = (seen.scatter or self._spread.step) * seen.step_ms * math.sqrt(1 + 1 / len(earlier))
         return heavy_tail((bases + self._prices[i] - seen.step_ms) / width)
+
+    def _anchor_likelihood(self, i: int, seen: StepSeen) -> Floats:
+        """How near each world's price of full recompute comes to a forward pass, a share of the first step without its replays.
+
+        A backward pass has two matrix products for every one of a forward pass, so that is a third of a step that does nothing
+        else (Narayanan et al. 2021, section 3.5); head, optimizer and communication are in the step and are not replayed.
+        """
+        full = self._index.get(Boundary.full("uniform", 1))
+        if self._spread.surveyed or full is None:
+            return np.ones(self._draws)
+        plain = np.maximum(seen.step_ms - self._prices[i], 0.05 * seen.step_ms)
+        off = np.log(np.maximum(self._prices[full], 1e-9) / plain / FULL_OF_A_STEP)
+        return heavy_tail(off / FULL_OF_A_STEP_ERROR)
 
     def _rejuvenate(self) -> None:
         """Draw the worlds again by weight and shake them, keeping mean and spread (Liu and West 2001, a = 0.97)."""
@@ -340,22 +355,6 @@ class Posterior:
         """Probability that the mean peak of a boundary's launches is over the limit."""
         return float((self._peaks[self._index[boundary]] > limit_bytes / self._scale) @ self._weights)
 
-    def accepted(self, boundary: Boundary, limit_bytes: int, risk: float) -> float:
-        """Probability that one more launch of a boundary passes and leaves at most ``risk`` of its mean being over the limit.
-
-        The mean peak is taken as normal with the worlds' mean and deviation; a launch scatters around it by ``PriorSpread.run``.
-        """
-        return float(self._accepted(self._index[boundary], limit_bytes, risk) @ self._weights)
-
-    def _accepted(self, i: int, limit_bytes: int, risk: float) -> Floats:
-        peaks, limit, noise = self._peaks[i], limit_bytes / self._scale, self._spread.run
-        mean = float(peaks @ self._weights)
-        variance = max(float(((peaks - mean) ** 2) @ self._weights), 1e-12)
-        after = 1 / (1 / variance + 1 / noise**2)
-        # The launch's peak at which the updated mean is so far below the limit that the risk is met.
-        bound = ((limit + NormalDist().inv_cdf(risk) * math.sqrt(after)) / after - mean / variance) * noise**2
-        return normal_cdf((min(bound, limit) - peaks) / noise)
-
     def price_ms(self, boundary: Boundary) -> float:
         """Mean replay price of a boundary."""
         return float(self._prices[self._index[boundary]] @ self._weights)
@@ -371,25 +370,17 @@ class Posterior:
         dearer = self._prices[self._index[boundary]] - self._prices[self._index[other]]
         return float(np.maximum(dearer, 0) @ self._weights)
 
-    def gain(
-        self, boundary: Boundary, limit_bytes: int, answer: Boundary, step_ms: float, worth: float, *, risk: float | None = None
-    ) -> tuple[float, float]:
-        """What launching a boundary may gain over the answer.
+    def savings_ms(self, boundary: Boundary, other: Boundary) -> Floats:
+        """What a boundary is cheaper than another by in each world; after a survey the mean in all of them. Shape: draws."""
+        saves = self._prices[self._index[other]] - self._prices[self._index[boundary]]
+        return np.full_like(saves, saves @ self._weights) if self._spread.surveyed else saves
 
-        With a ``risk`` only what the launch would leave acceptable counts (``accepted``): a setting at the limit that one pass
-        leaves in doubt is no gain.
+    @property
+    def weights(self) -> Floats:
+        """Weight of each world; they add up to 1. Shape: draws."""
+        return self._weights
 
-        After a survey a launch tells whether it is within the limit, and next to nothing of its price, since launches scatter by
-        more than prices are uncertain: then the mean saving counts. Before, what it would be in each world.
-
-        Returns:
-            Expected saving (ms a step, counting only worlds where it is safe and cheaper), and the probability that it is safe
-            and cheaper by more than ``worth`` of a step.
-        """
-        i, j = self._index[boundary], self._index[answer]
-        safe = self._safe(i, limit_bytes) if risk is None else self._accepted(i, limit_bytes, risk)
-        saving = self._prices[j] - self._prices[i]
-        if self._spread.surveyed:
-            saving = np.full_like(saving, saving @ self._weights)
-        expected = float((np.maximum(saving, 0) * safe) @ self._weights)
-        return expected, float(((saving > worth * step_ms) * safe) @ self._weights)
+    @property
+    def run_bytes(self) -> float:
+        """Standard deviation of one launch's peak around its boundary's mean."""
+        return self._spread.run * self._scale

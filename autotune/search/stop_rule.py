@@ -27,27 +27,27 @@ class StopRule:
     """When more launches are not worth it.
 
     Attributes:
-        worth: A saving below this share of a step is none.
-        chance: Stop when no candidate is within the limit and that much cheaper with at least this probability ...
-        expected: ... and none is expected to save this share of a step.
-        accepted: A passing boundary near the limit is not the answer while its mean peak is over the limit with a larger
-            probability, if another passes; it is run again while that is worth a launch.
+        worth: A saving below this share of a step is none: for what the certificate leaves open.
+        expected: What a launch costs, as a share of a step: it has to be expected to save so much.
+        wrong: What an answer costs whose mean peak is over the limit, in steps: a boundary is passed over for one that is dearer
+            by so many percent of a step as its risk is times this.
         sure: What fits with this probability counts as an answer that could be had instead.
         most_runs: A boundary near the limit, or one of a pair whose prices are not told apart, is run at most so often.
         hopeless: Without a pass: candidates that fit with a smaller probability are not launched, but full and the broadest
             selective set are ...
         beyond: ... and those with a smaller one than this are not either once these two failed.
+        most_launches: After so many launches nothing more is launched but, where nothing passed, full and the broadest set.
     """
 
     worth: float = 0.01
-    chance: float = 0.05
-    expected: float = 0.002
-    accepted: float = 0.01
+    expected: float = 0.004
+    wrong: float = 0.25
     sure: float = 0.9
     most_runs: int = 3
     hopeless: float = 0.05
-    beyond: float = 0.15
+    beyond: float = 0.5
+    most_launches: int = 1000
 
 
-SURVEYED_RULE = StopRule(chance=0.1, expected=0.003)
+SURVEYED_RULE = StopRule(expected=0.003, most_launches=4)
 """After a survey little is left to win: prices and peaks of all settings are known to about a percent."""
