@@ -23,6 +23,7 @@ CORE = {
     ),
     "megatron.core.transformer.transformer_config:TransformerConfig": (
         "recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers", "is_hybrid_model",
+        "bf16", "fp16", "cuda_graph_impl", "cuda_graph_warmup_steps", "moe_router_bias_update_rate",
     ),
     "megatron.core.transformer.transformer_config:MLATransformerConfig": ("kv_lora_rank", "qk_head_dim", "v_head_dim"),
     "megatron.core.optimizer:OptimizerConfig": ("lr", "min_lr", "clip_grad", "use_distributed_optimizer", "params_dtype"),
@@ -104,12 +105,17 @@ BRIDGE = {
     "megatron.bridge.training.gpt_step:forward_step": (),
     "megatron.bridge.training.utils.omegaconf_utils:process_config_with_overrides": ("config", "cli_overrides"),
     "megatron.bridge.training.state:TrainState": ("step",),
+    "megatron.bridge.training.state:GlobalState.train_state": (),
+    "megatron.bridge.training.state:GlobalState.cfg": (),
     "megatron.core.datasets.helpers_cpp:build_sample_idx_int32": (),
     "megatron.bridge.training.config:ConfigContainer": (
         "model", "train", "validation", "optimizer", "ddp", "scheduler", "dataset", "logger", "tokenizer", "checkpoint",
-        "dist", "rng", "rerun_state_machine",
+        "dist", "rng", "rerun_state_machine", "ft", "straggler", "nvrx_straggler", "inprocess_restart",
     ),
-    "megatron.bridge.training.config:TrainingConfig": ("train_iters", "global_batch_size", "micro_batch_size", "manual_gc"),
+    "megatron.bridge.training.config:TrainingConfig": (
+        "train_iters", "train_samples", "global_batch_size", "micro_batch_size", "manual_gc", "exit_duration_in_mins",
+        "exit_interval",
+    ),
     "megatron.bridge.training.config:ValidationConfig": ("eval_iters", "eval_interval"),
     "megatron.bridge.training.config:OptimizerConfig": ("lr", "use_distributed_optimizer"),
     "megatron.bridge.training.config:DistributedDataParallelConfig": ("average_in_collective", "use_distributed_optimizer"),

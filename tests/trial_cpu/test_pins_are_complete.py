@@ -9,7 +9,22 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("megatron.core")
+from test_pinned_instances import INSTANCES
 from test_pinned_names import BRIDGE, CORE, ONE_OF
+
+HOLDERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "bridge_loop.py": {
+        "on_data_init_start": ("context",), "on_train_start": ("context",), "on_train_step_start": ("context",),
+        "on_train_step_end": ("context",),
+    },
+    "core_loop.py": {"run": ("config", "optimizer", "chunk"), "build_model": ("config", "chunk")},
+    "live_recipe.py": {"apply_trial": ("config",), "set_boundary": ("model",)},
+    "probe.py": {"wrap_model": ("model", "module"), "wrap_config": ("config",), "wrap_optimizer": ("optimizer",)},
+    "survey/attach.py": {"config_built": ("model",), "model_built": ("block",)},
+    "survey/switch.py": {"install": ("block", "layer"), "set": ("block", "config"), "blocks_of": ("module", "chunk")},
+    "survey/freeze.py": {"start_step": ("tracker", "optimizer", "config")},
+}  # fmt: skip
+"""Where names hold objects of Megatron or Bridge: file, function, names."""
 
 PINNED = {*CORE, *BRIDGE, *(name for names in ONE_OF for name in names)}
 
@@ -47,6 +62,22 @@ def used(tree: ast.AST) -> set[str]:
     return found
 
 
+def touched(tree: ast.AST, functions: dict[str, tuple[str, ...]]) -> set[str]:
+    """Attributes of what the names hold, of what these hold in turn, and those asked for with ``getattr`` and ``hasattr``."""
+    found = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name not in functions:
+            continue
+        for node in ast.walk(function):
+            root: ast.AST = node
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if isinstance(node, ast.Attribute) and isinstance(root, ast.Name) and root.id in functions[function.name]:
+                found.add(node.attr)
+        found |= {name for holder, name in looked_up(function) if holder in functions[function.name]}
+    return found
+
+
 def is_pinned(use: str) -> bool:
     if use in PINNED:
         return True
@@ -78,3 +109,26 @@ def test_a_new_use_would_be_seen() -> None:
         "megatron.core.tensor_parallel.random:other",
     }
     assert not is_pinned("megatron.core.tensor_parallel.random:other") and not is_pinned("megatron.core:new")
+
+
+def test_attributes_of_objects_are_pinned(project_root: Path) -> None:
+    """By name, on the class (``test_pinned_names``) or on a real object; what every torch module has is torch's."""
+    torch = pytest.importorskip("torch")
+    members = {name for pins in (CORE, BRIDGE, *ONE_OF) for names in pins.values() for name in names}
+    last = {pin.rpartition(":")[2].rpartition(".")[2] for pin in PINNED}
+    known = members | last | {name for names in INSTANCES.values() for name in names} | set(dir(torch.nn.Module()))
+    lacking, seen = set(), set()
+    for file, functions in HOLDERS.items():
+        tree = ast.parse((project_root / "autotune" / "trial" / file).read_text())
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert set(functions) <= defined, f"{file}: renamed"
+        found = touched(tree, functions)
+        seen |= found
+        lacking |= {f"{file}: {name}" for name in found - known}
+    assert lacking == set()
+    assert {"train_state", "cfg", "num_layers_per_pipeline_rank", "param_groups", "output_layer", "nvrx_straggler"} <= seen
+
+
+def test_a_new_attribute_would_be_seen() -> None:
+    lines = "def run(config):\n    config.train.new = config.chunks[0].newer\n    getattr(config, 'newest', None)\n    other.old"
+    assert touched(ast.parse(lines), {"run": ("config",)}) == {"train", "new", "chunks", "newer", "newest"}
