@@ -111,6 +111,18 @@ def test_what_is_worth_trying_is_launched_before_what_is_sure() -> None:
     assert sure.boundary != CONTROL and tight.fit(sure.boundary) == pytest.approx(1, abs=0.05)
 
 
+def test_a_risky_setting_gives_way_to_one_that_costs_less_than_its_risk() -> None:
+    """The control at the limit saves 6 ms and is over it as likely as not, which counts for 75 ms of a 600 ms step."""
+    planner, evidence, world = after_survey(82.0 * 1.0005)
+    planner.tell(world.run(CONTROL, 1))
+    assert evidence.best() == CONTROL
+    sure = Boundary.selective(["moe_act"])
+    planner.tell(world.run(sure, 2))
+    assert evidence.best() == sure and evidence.answered(sure).status == "pass"
+    row = next(row for row in certificate(planner.candidates, evidence, sure) if row.name == "[]")
+    assert "over the limit in the mean of its launches with" in row.reason
+
+
 def test_the_certificate_leaves_open_what_one_launch_at_the_limit_cannot_rule_out() -> None:
     planner, evidence, world = after_survey(82.0 * 1.002)
     failed = replace(world, limit_gb=40.0).run(CONTROL, 1)
