@@ -319,7 +319,9 @@ def _plays(
         truth, limits = truths[index % len(truths)]
         low, high = truth.range_bytes
         between = round(draw.uniform(low * 0.95, high * 1.05))
-        yield truth, limits[index // len(truths) % len(limits)] if limits else between, index // len(truths) % 4
+        turn = index // len(truths)
+        # Every limit under one noise seed, then under the next: no play comes twice.
+        yield truth, limits[turn % len(limits)] if limits else between, turn // max(len(limits), 1)
 
 
 def _kind(machine: Machine) -> str:

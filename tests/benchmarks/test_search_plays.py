@@ -10,7 +10,7 @@ import pytest
 from autotune.trial.backends.tables import load_table
 from benchmarks.generator import Machine
 from benchmarks.played_truth import Truth
-from benchmarks.search import main, play
+from benchmarks.search import main, play, summarise
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -129,3 +129,35 @@ def at_the_limit() -> list[tuple[int, int]]:
             control = machine.settings()[0]
             found.append((seed, round(machine.peak(control) * 1.002)))
     return found
+
+
+def test_plays_are_distinct_and_a_file_of_plays_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two limits, six plays: three noise seeds under each. What the file holds is not played again."""
+    runs = [measured([], 80.0, 500.0, 0.0), measured(["mlp"], 60.0, 525.0, 0.0)]
+    table = {"name": "two", "workload": {"gpus": 1}, "rows": runs, "mem_targets_bytes": [70 * 10**9, 90 * 10**9]}
+    (tmp_path / "two.json").write_text(json.dumps(table))
+    out = tmp_path / "plays.jsonl"
+    command = ["--truths", str(tmp_path), "--samplers", "exhaustive", "--out", str(out), "--format", "json", "--plays"]
+    assert main([*command, "4"]) == 0
+    first = out.read_text().splitlines()
+    assert main([*command, "6"]) == 0
+    lines = out.read_text().splitlines()
+    assert lines[:4] == first and len(lines) == 6
+    assert {(json.loads(line)["limit_bytes"], json.loads(line)["seed"]) for line in lines} == {
+        (limit * 10**9, seed) for limit in (70, 90) for seed in range(3)
+    }
+    capsys.readouterr()
+
+
+def test_plays_whose_optimum_fails_by_chance_are_scored_apart() -> None:
+    """A peak 0.6 % below the limit that scatters by 0.6 % fails in one launch of six; 2 % below, in one of two thousand."""
+    rows = [measured([], 80.0, 500.0, 0.0), measured(["mlp"], 60.0, 525.0, 0.0)]
+    truth = Truth({"name": "two", "workload": {"gpus": 1}, "rows": rows, "peak_scatter": 0.006})
+    control = next(iter(truth.rows))
+    assert truth.fail_chance(control, round(80.48e9)) == pytest.approx(0.1587, abs=1e-3)
+    assert truth.fail_chance(control, round(81.6e9)) < 0.0006
+    near, far = (play(truth, limit, 0, "exhaustive") for limit in (round(80.48e9), round(81.6e9)))
+    assert near.by_chance and not far.by_chance
+    names = [(row["optimum"], row["plays"]) for row in summarise([near, far])]
+    assert names == [("all", 2), ("steady", 1), ("by chance", 1)]
+    assert near.answer_fails_percent == pytest.approx(15.9, abs=0.1)
