@@ -7,7 +7,7 @@ attention/dot_product_attention/backends.py:FusedAttention, FlashAttention, Unfu
 
 from __future__ import annotations
 
-from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.block import Block, Context, Param, arriving_gradient, layer_input
 from autotune.ledger.ops import Op, Region, Tensor, Work
 
 _ATTENTION = "attention.py:Attention.forward at 24bad8e6"
@@ -152,7 +152,7 @@ def output_projection(
             name=f"{name}.proj",
             saves=saves,
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
-            backward_bytes=(s.gathered_bytes if s.sequence_parallel else 0) + s.hidden_bytes + s.width * s.tokens * width_in,
+            backward_bytes=s.gathered_bytes * s.sequence_parallel + arriving_gradient(ctx) + s.width * s.tokens * width_in,
             wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * s.tokens * width_in * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
             names=names,

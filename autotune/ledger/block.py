@@ -111,6 +111,12 @@ class Context:
         return (Op(name=f"{name}.add", saves=saves, forward_bytes=2 * hidden, backward_bytes=2 * hidden),)
 
 
+def arriving_gradient(ctx: Context) -> int:
+    """The gradient of a half's output: without dropout the residual's own tensor (fused_bias_dropout.py:_bias_dropout_add_func at
+    d98e8a64: the sum hands its gradient on)."""
+    return ctx.sizes.hidden_bytes if ctx.workload.model.hidden_dropout > 0 else 0
+
+
 def layer_input(ctx: Context, name: str) -> Tensor:
     """The hidden state that enters a half of a layer: residual and norm input."""
     return Tensor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.fsdp import Flow
@@ -19,14 +20,21 @@ class Peak:
     step: int
 
 
+Remains = Literal["nothing", "attributes", "graphs"]
+"""What of the forward before is there while a chunk runs: nothing yet; what module attributes hold directly, where micro batches
+in flight hold the rest; or the graphs that attributes hold, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkCost:
     """What one chunk costs under one boundary, per micro batch, in bytes."""
 
     steps: tuple[Step, ...]
     held_bytes: int
+    waiting_bytes: int
+    """Of ``held_bytes`` what a micro batch holds while others of the chunk run."""
     retained_bytes: int
-    retains: bool
+    remains: Remains
     forward: Peak
     loss: Peak | None
     backward: Peak
@@ -34,14 +42,15 @@ class ChunkCost:
     _terms: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False, repr=False)
     """Worked out once: stages share the costs of equal chunks."""
 
-    def held(self) -> Mapping[str, int]:
-        """Bytes kept from forward to backward by term group."""
-        if "held" not in self._terms:
+    def waiting(self) -> Mapping[str, int]:
+        """Bytes that a micro batch holds while others run, by term group."""
+        if "waiting" not in self._terms:
             out: dict[str, int] = {}
             for step in self.steps:
                 add_terms(out, step.held)
-            self._terms["held"] = out
-        return self._terms["held"]
+                add_terms(out, {"moe": -step.apart_bytes} if step.apart_bytes else {})
+            self._terms["waiting"] = out
+        return self._terms["waiting"]
 
     def terms(self, phase: str) -> Mapping[str, int]:
         """The peak of a phase by term group."""
@@ -61,11 +70,11 @@ class ChunkCost:
             add_terms(out, {"fsdp": passing[peak.step][1]})
         else:
             add_terms(out, at.held)
-            add_terms(out, {"transient": at.forward_peak - at.held_bytes, "fsdp": passing[peak.step][0]})
-        if self.retains:
-            retained = sum(step.retained_bytes for step in self.steps[peak.step + 1 :])
-            arriving = passed_down(self.steps, peak.step, self.retains) if phase == "backward" else 0
-            add_terms(out, {"retained": retained - arriving})
+            highest = at.forward_peak + _again(at, self.remains)
+            add_terms(out, {"transient": highest - at.held_bytes, "fsdp": passing[peak.step][0]})
+        retained = sum(_remaining(step, self.remains) for step in self.steps[peak.step + 1 :])
+        arriving = passed_down(self.steps, peak.step, self.remains) if phase == "backward" else 0
+        add_terms(out, {"retained": retained - arriving})
         return out
 
 
@@ -141,9 +150,18 @@ def _passing(flow: Flow | None, steps: Sequence[Step]) -> list[tuple[int, int]]:
     return [(flow.forward(units, index), flow.backward(units, index)) for index in range(len(steps))]
 
 
-def passed_down(steps: Sequence[Step], index: int, retains: bool) -> int:
+def _remaining(step: Step, remains: Remains) -> int:
+    """What a step that has not run yet, or whose backward is through, still has."""
+    return {"nothing": 0, "attributes": step.apart_bytes, "graphs": step.retained_bytes}[remains]
+
+
+def _again(step: Step, remains: Remains) -> int:
+    return step.again_bytes if remains == "graphs" else 0
+
+
+def passed_down(steps: Sequence[Step], index: int, remains: Remains) -> int:
     """Of what the next step retains, what the backward of this one counts already as its gradient."""
-    return steps[index + 1].passed_down_bytes if retains and index + 1 < len(steps) else 0
+    return steps[index + 1].passed_down_bytes if remains == "graphs" and index + 1 < len(steps) else 0
 
 
 def chunk_cost(
@@ -151,7 +169,7 @@ def chunk_cost(
     boundary: Boundary,
     *,
     pooled: bool,
-    retains: bool = True,
+    remains: Remains = "graphs",
     input_share: int = 1,
     offload: Offload | None = None,
     flow: Flow | None = None,
@@ -162,8 +180,8 @@ def chunk_cost(
         layers: The chunk's layers, with the embedding and the head where the chunk has them.
         boundary: The recompute setting.
         pooled: After capture: what graphs capture allocates nothing.
-        retains: Whether what a region keeps after its backward is seen while the chunk runs. A module attribute holds the
-            graph of the latest forward only, so it is not where other micro batches of the chunk are in flight.
+        remains: What of the forward before is seen while the chunk runs. A module attribute holds the graph of the latest
+            forward only.
         input_share: Ranks over which the inputs of fully recomputed layers are spread (distribute_saved_activations).
         offload: What leaves the device between forward and backward.
         flow: How sharded weights and gradients come and go.
@@ -173,17 +191,18 @@ def chunk_cost(
         steps = without_offloaded(steps, layers, frozenset(boundary.modules), offload)
     retained = sum(step.retained_bytes for step in steps)
     forward, loss, backward = Peak(0, 0), None, Peak(0, 0)
-    level, later = 0, retained if retains else 0
+    level, later = 0, sum(_remaining(step, remains) for step in steps)
     for index, (step, (ahead_whole, back_whole)) in enumerate(zip(steps, _passing(flow, steps), strict=True)):
         # Going forward, what later layers retained from the last step is still there; going backward, it is there again.
-        later -= step.retained_bytes if retains else 0
-        ahead = level + later + step.forward_peak + ahead_whole
+        later -= _remaining(step, remains)
+        ahead = level + later + step.forward_peak + _again(step, remains) + ahead_whole
         if step.loss and (loss is None or ahead >= loss.nbytes):
             loss = Peak(ahead, index)
         elif not step.loss and ahead > forward.nbytes:
             forward = Peak(ahead, index)
-        back = level + later - passed_down(steps, index, retains) + step.backward_peak + back_whole
+        back = level + later - passed_down(steps, index, remains) + step.backward_peak + back_whole
         if back > backward.nbytes:
             backward = Peak(back, index)
         level += step.held_bytes
-    return ChunkCost(steps, level, retained, retains, forward, loss, backward, flow)
+    waiting = level - sum(step.apart_bytes for step in steps)
+    return ChunkCost(steps, level, waiting, retained, remains, forward, loss, backward, flow)

@@ -93,8 +93,6 @@ UNREAD: Mapping[str, str] = {
     "model.window_size": "a window masks scores inside the kernel; what it saves has the same size",
     "model.window_attn_skip_freq": "a window masks scores inside the kernel; what it saves has the same size",
     "model.moe_router_enable_expert_bias": "one number an expert",
-    "model.moe_router_dtype": "scores are counted in four bytes; the gating linear keeps its BF16 input whichever type it "
-    "computes in",
     "model.moe_router_fusion": "one kernel instead of several over the same [tokens, experts] scores",
     "model.moe_flex_dispatcher_backend": "both backends hand the same permuted tokens to the experts",
     "parallel.expert_tensor_parallel_size": "read as Parallel.etp",

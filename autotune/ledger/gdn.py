@@ -7,7 +7,7 @@ ChunkGatedDeltaRuleFunction.forward (saves q, k, v, the cumulated g in fp32, bet
 
 from __future__ import annotations
 
-from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.block import Block, Context, Param, arriving_gradient, layer_input
 from autotune.ledger.ops import Op, Region, Tensor, Work
 
 _SOURCE = "ssm/gated_delta_net/gdn.py:GatedDeltaNet.forward at 24bad8e6"
@@ -27,8 +27,8 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     repeated = value_heads * model.linear_key_head_dim
     projected = 2 * qk + 2 * v + 2 * value_heads
 
-    def kept(suffix: str, nbytes: int, formula: str, group: str = "gdn", source: str = _SOURCE) -> Tensor:
-        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group=group, formula=formula, source=source)
+    def kept(suffix: str, nbytes: int, formula: str, group: str = "gdn", source: str = _SOURCE, *, eager: bool = False) -> Tensor:
+        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group=group, formula=formula, source=source, for_autograd=eager)
 
     x = layer_input(ctx, name)
     norm_out = kept("norm_out", ctx.gemm_input(s.shard_tokens * s.hidden), "2 n' h", "norm")
@@ -45,13 +45,17 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     inverse = kept("A", w * n * value_heads * _CHUNK, "2 n hv 64", source=_FLA)
     core_out = kept("core_out", w * n * v, "2 n v")
     gate = kept("gate", w * n * v, "2 n v")
-    normed = kept("out_norm", w * n * v, "2 n v", source=_COMMON)
+    normed = kept("out_norm", w * n * v, "2 n v", source=_COMMON, eager=ctx.stand_in)
     # Eager, without torch.compile, silu keeps gate in fp32 and the product keeps its output in fp32.
-    eager = kept("gate_fp32", 8 * n * v, "8 n v", source=_COMMON)
+    eager = kept("gate_fp32", 8 * n * v, "8 n v", source=_COMMON, eager=True)
     norm_stats = kept("out_norm_stats", 4 * n * value_heads, "4 n hv")
     gated = kept("gated_norm_out", ctx.gemm_input(n * v), "2 n v")
     gathered = s.gathered_bytes if s.sequence_parallel else 0
+    # What the rule works with beside its outputs is the kernel's own: the stand-in's is not counted.
     states = 4 * max(1, n // _CHUNK) * value_heads * model.linear_key_head_dim * model.linear_value_head_dim // 2
+    states *= not ctx.stand_in
+    conv_out = kept("conv_out", conv_bytes, "2 n (2 qk + v)")
+    named = (qkvzba, conv_out, query, key, value, gate)  # GatedDeltaNet.forward's names to its end
     ops = (
         Op(
             name=f"{name}.in_proj",
@@ -70,6 +74,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         Op(
             name=f"{name}.qk_norm",
             saves=(unit,),
+            names=(qkvzba, conv_out),
             forward_bytes=conv_bytes,
             backward_bytes=conv_bytes + 2 * query.nbytes,
             work=Work(moved_bytes=4.0 * query.nbytes, small_ops=10),
@@ -77,7 +82,8 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         Op(
             name=f"{name}.delta_rule",
             saves=(query, key, value, decay, inverse),
-            forward_bytes=2 * states + core_out.nbytes + 2 * value.nbytes,
+            names=named,
+            forward_bytes=core_out.nbytes + (0 if ctx.stand_in else 2 * states + 2 * value.nbytes),
             backward_bytes=core_out.nbytes + query.nbytes + key.nbytes + 3 * value.nbytes + 3 * states,
             work=Work(
                 flop=4.0 * n * value_heads * (dk * dv + _CHUNK * (dk + dv)), moved_bytes=6.0 * value.nbytes, small_ops=12
@@ -87,6 +93,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
             name=f"{name}.gated_norm",
             saves=(core_out, norm_stats, normed, eager if ctx.stand_in else gate),
             regions=("gdn_norm_out",),
+            names=named,
             forward_bytes=2 * core_out.nbytes,
             backward_bytes=4 * core_out.nbytes,
             work=Work(moved_bytes=3.0 * core_out.nbytes, modules=1, small_ops=6),
@@ -95,7 +102,8 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
             name=f"{name}.out_proj",
             saves=(gated,),
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
-            backward_bytes=gathered + s.hidden_bytes + w * n * v,
+            names=named,
+            backward_bytes=gathered + arriving_gradient(ctx) + w * n * v,
             work=Work(flop=2.0 * n * v * s.hidden, tp_bytes=float(s.gathered_bytes if tp > 1 else 0), modules=1),
         ),
         *ctx.dropout_add(name),

@@ -96,7 +96,10 @@ def cross_entropy_ops(ctx: Context, prefix: str) -> tuple[Op, ...]:
         ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=cloned + half)
     else:
         saved = kept("softmax", full + 9 * s.tokens, "4 n V' + 9 n")
-        ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half, backward_bytes=half)
+        # Labels with the sequence first (8 n), row maxima (4 n), positions (8 n) and predicted logits, picked and copied (8 n):
+        # cross_entropy.py:VocabParallelCrossEntropy.calculate_logits_max, calculate_predicted_logits
+        vectors = 28 * s.tokens
+        ce = Op(name=f"{prefix}cross_entropy", saves=(saved,), forward_bytes=half + vectors, backward_bytes=half)
     wgrad = 0 if features.gradient_accumulation_fusion else s.width * s.vocab * s.hidden
     return (
         Op(

@@ -6,7 +6,7 @@ ops/triton/ssd_combined.py:MambaSplitConv1dScanCombinedFn.forward (saves zxbcdt 
 
 from __future__ import annotations
 
-from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.block import Block, Context, Param, arriving_gradient, layer_input
 from autotune.ledger.ops import Op, Tensor, Work
 
 _SOURCE = "ssm/mamba_mixer.py:MambaMixer._ssm_training at 24bad8e6"
@@ -83,7 +83,7 @@ def mamba_block(ctx: Context, name: str = "mamba") -> Block:
             saves=(y_norm,),
             names=() if as_it_came else (zxbcdt,),
             forward_bytes=as_it_came + s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
-            backward_bytes=gathered + s.hidden_bytes + w * n * inner,
+            backward_bytes=gathered + arriving_gradient(ctx) + w * n * inner,
             work=Work(flop=2.0 * n * inner * s.hidden, tp_bytes=float(s.gathered_bytes if tp > 1 else 0), modules=1),
         ),
         *ctx.dropout_add(name),

@@ -6,7 +6,7 @@ Sources at Megatron-LM 24bad8e6: transformer/mlp.py:MLP.forward, transformer/tra
 
 from __future__ import annotations
 
-from autotune.ledger.block import Block, Context, Param, layer_input
+from autotune.ledger.block import Block, Context, Param, arriving_gradient, layer_input
 from autotune.ledger.ops import Op, Region, Tensor, Work
 
 _MLP = "mlp.py:MLP.forward at 24bad8e6"
@@ -79,7 +79,7 @@ def mlp_block(ctx: Context, name: str = "mlp") -> Block:
             saves=(act_out,),
             regions=("mlp",),
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
-            backward_bytes=gathered + w * n * s.ffn + s.hidden_bytes,
+            backward_bytes=gathered + w * n * s.ffn + arriving_gradient(ctx),
             wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * n * s.ffn * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
         ),

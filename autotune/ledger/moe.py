@@ -1,20 +1,20 @@
-"""The mixture-of-experts half: router, dispatch, experts, shared experts, and the regions ``layernorm``, ``moe``,
-``moe_act`` and ``shared_experts``.
+"""The mixture-of-experts half: experts and shared experts, and the regions ``layernorm``, ``moe``, ``moe_act`` and
+``shared_experts``; router and exchange are in ledger/routing.py.
 
-Sources at Megatron-LM 24bad8e6: transformer/moe/moe_layer.py:MoELayer.forward, router.py:TopKRouter.forward,
-token_dispatcher.py (MoEAllGatherTokenDispatcher, MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher), experts.py:
-TEGroupedMLP.forward, SequentialMLP.forward, shared_experts.py:SharedExpertMLP; TE permutation.py at 2.17.1.
+Sources at Megatron-LM 24bad8e6: transformer/moe/moe_layer.py:MoELayer.forward, experts.py:TEGroupedMLP.forward,
+SequentialMLP.forward, shared_experts.py:SharedExpertMLP.
 """
 
 from __future__ import annotations
 
-from autotune.ledger.block import Block, Context, Param, layer_input
+from dataclasses import replace
+
+from autotune.ledger.block import Block, Context, Param, arriving_gradient, layer_input
 from autotune.ledger.mlp import eager_activation_bytes
 from autotune.ledger.ops import Op, Region, Tensor, Work
+from autotune.ledger.routing import combine, dispatch, is_sent, router, router_width
 
 _EXPERTS = "experts.py:TEGroupedMLP.forward at 24bad8e6"
-_ROUTER = "router.py:TopKRouter.forward at 24bad8e6"
-_DISPATCH = "token_dispatcher.py:MoEAlltoAllTokenDispatcher at 24bad8e6"
 _SHARED = "shared_experts.py:SharedExpertMLP at 24bad8e6"
 
 
@@ -42,13 +42,13 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
     dispatched = expert_ops[0].saves[0]
     ops = (
         norm,
-        _router(ctx, name, norm_out),
+        router(ctx, name, norm_out),
         *(() if ctx.workload.model.moe_shared_expert_overlap else shared_ops),
         *_latent_projection(ctx, name, norm_out, down=True),
-        _dispatch(ctx, name),
+        dispatch(ctx, name),
         *expert_ops,
         *(shared_ops if ctx.workload.model.moe_shared_expert_overlap else ()),
-        _combine(ctx, name, norm_out, dispatched),
+        combine(ctx, name, norm_out, dispatched),
         *_latent_projection(ctx, name, norm_out, down=False),
         *ctx.dropout_add(name),
     )
@@ -66,151 +66,46 @@ def moe_block(ctx: Context, name: str = "moe") -> Block:
     )
 
 
-def _router(ctx: Context, name: str, norm_out: Tensor) -> Op:
-    """Gating linear, scores and top-k over [tokens, experts].
-
-    Four bytes each: the probabilities (and a one-byte map), which the dispatcher holds; the scores of the auxiliary loss; the
-    scores before top-k where they are a sigmoid or a softmax over all experts (moe_utils.py:topk_routing_with_score_function,
-    compute_routing_scores_for_aux_loss). The gating linear keeps its input only (RouterGatingLinearFunction).
-    """
-    s, model = ctx.sizes, ctx.workload.model
-    pairs = s.shard_tokens * s.experts
-    types = model.moe_router_load_balancing_type
-    auxiliary = any("aux_loss" in kind for kind in ((types,) if isinstance(types, str) else types))
-    before_topk = model.moe_router_pre_softmax or model.moe_router_score_function != "softmax"
-    state = Tensor(
-        name=f"{name}.router_state",
-        nbytes=(5 + 4 * auxiliary + 4 * before_topk) * pairs + 12 * s.shard_tokens * s.topk,
-        group="moe",
-        formula="(5 to 13) n' E + 12 n' k",
-        source=_ROUTER,
-    )
-    return Op(
-        name=f"{name}.router",
-        saves=(norm_out, state),
-        regions=("moe",),
-        backward_bytes=12 * pairs + 2 * s.hidden_bytes,
-        work=Work(flop=2.0 * s.shard_tokens * s.hidden * s.experts, moved_bytes=3.0 * state.nbytes, small_ops=30),
-    )
-
-
-def _received_tokens(ctx: Context) -> float:
-    """Distinct tokens that reach this rank before they are copied per expert (DeepEP, HybridEP): tokens with a local expert."""
-    s = ctx.sizes
-    ep = ctx.workload.parallel.expert_model_parallel_size
-    if not s.experts or ep == 1:
-        return float(s.shard_tokens)
-    absent = 1.0
-    for pick in range(s.topk):
-        absent *= max(0.0, (s.experts - s.local_experts - pick) / (s.experts - pick))
-    return s.shard_tokens * ep * ctx.workload.parallel.etp * (1 - absent)
-
-
-def _dispatch(ctx: Context, name: str) -> Op:
-    s, model = ctx.sizes, ctx.workload.model
-    routed = s.width * s.routed_tokens * s.moe_width
-    pairs, copies = s.shard_tokens * s.experts, s.shard_tokens * s.topk
-    # Fused, permute keeps an int32 [n', 2 E + 1] row map and the sort by local expert one int32 a token copy; otherwise
-    # moe_utils.py:permute keeps the argsort of the whole map (a slice pins it) and the row indices, both int64; before
-    # Megatron Core 0.17 the transposed map itself.
-    fused = 4 * (2 * pairs + s.shard_tokens) + 8 * s.routed_tokens
-    unfused = (8 if ctx.stack.mcore >= (0, 17) else 1) * pairs + 8 * copies
-    maps_bytes = fused if model.moe_permute_fusion else unfused
-    maps = Tensor(
-        name=f"{name}.row_id_maps",
-        nbytes=maps_bytes,
-        group="moe",
-        formula="4 n' (2 E + 1) + 8 T, or 8 n' (E + k) unfused",
-        source="TE permutation.py:_moe_permute_mask_map at 2.17.1; moe_utils.py:permute at 24bad8e6",
-    )
-    flex = model.moe_token_dispatcher_type == "flex"
-    received = int(s.width * _received_tokens(ctx) * s.moe_width) if flex else routed
-    ep = ctx.workload.parallel.expert_model_parallel_size
-    return Op(
-        name=f"{name}.dispatch",
-        saves=(maps,),
-        regions=("moe",),
-        forward_bytes=routed + received,
-        backward_bytes=routed + received + s.hidden_bytes,
-        work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=20),
-    )
-
-
-def _combine(ctx: Context, name: str, norm_out: Tensor, dispatched: Tensor) -> Op:
-    """Combine holds the permuted tokens and the received ones beside the expert output and the sent-back copy, because
-    ``custom_forward`` keeps its local names: (3 + [local experts > 1]) 2 T h + H (token_dispatcher.py:combine_preprocess).
-    Where one rank holds all experts nothing is sent: the received tokens are the permuted ones."""
-    s, model = ctx.sizes, ctx.workload.model
-    routed = s.width * s.routed_tokens * s.moe_width
-    flex = model.moe_token_dispatcher_type == "flex"
-    ep = ctx.workload.parallel.expert_model_parallel_size
-    received = int(s.width * _received_tokens(ctx) * s.moe_width) if flex else routed
-    if flex:
-        forward = routed + 2 * received
-    elif model.moe_token_dispatcher_type == "allgather":
-        # MoEAllGatherTokenDispatcher.token_combine casts what every rank gets its part of to the probabilities' type.
-        sources = ep * ctx.workload.parallel.etp
-        cast = 4 * sources * s.shard_tokens * s.moe_width if model.moe_router_dtype == "fp32" and _is_sent(ctx) else 0
-        forward = routed + sources * s.hidden_bytes + cast
-    else:
-        forward = (1 + 2 * _is_sent(ctx) + (1 + (not _is_sent(ctx))) * (s.local_experts > 1)) * routed
-    saves: tuple[Tensor, ...] = ()
-    if ctx.workload.train.deterministic_mode and not model.moe_permute_fusion and ctx.stack.mcore >= (0, 15):
-        # moe_utils.py:unpermute uses index_add_ in deterministic mode from Megatron Core 0.15 on (56818f9e50); its backward
-        # keeps the source, scatter_add_'s does not.
-        saves = (
-            Tensor(
-                name=f"{name}.unpermute_source",
-                nbytes=routed,
-                group="moe",
-                formula="2 T h",
-                source="moe_utils.py:unpermute at 24bad8e6",
-            ),
-        )
-    return Op(
-        name=f"{name}.combine",
-        saves=saves,
-        regions=("moe",),
-        forward_bytes=forward + s.hidden_bytes,
-        names=(norm_out, dispatched),
-        # Without dropout the gradient that comes in is the residual's own tensor.
-        backward_bytes=2 * routed + (s.hidden_bytes if model.hidden_dropout > 0 else 0),
-        work=Work(moved_bytes=4.0 * routed, a2a_bytes=received * (1 - 1 / ep), small_ops=15),
-    )
-
-
-def _is_sent(ctx: Context) -> bool:
-    """Whether tokens go to other ranks."""
-    return ctx.workload.parallel.expert_model_parallel_size * ctx.workload.parallel.etp > 1
-
-
 def _experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op, ...], Region]:
     s, model, features = ctx.sizes, ctx.workload.model, ctx.workload.features
     w, t, ffn = s.width, s.routed_tokens, s.expert_ffn
     routed = w * t * s.moe_width
 
-    def kept(suffix: str, nbytes: int, formula: str) -> Tensor:
-        return Tensor(name=f"{name}.{suffix}", nbytes=nbytes, group="moe", formula=formula, source=_EXPERTS)
+    def kept(suffix: str, nbytes: int, formula: str, *, by_attribute: bool = False) -> Tensor:
+        return Tensor(
+            name=f"{name}.{suffix}", nbytes=nbytes, group="moe", formula=formula, source=_EXPERTS, by_attribute=by_attribute
+        )
 
     dispatched = kept("dispatched", ctx.gemm_input(t * s.moe_width), "2 T h")
     fc1_out = kept("expert_fc1_out", w * t * s.gate * ffn, "2 T g fe")
-    probs = kept("probs", 4 * t, "4 T")
+    gathers = model.moe_token_dispatcher_type == "allgather"
+    probs = kept("probs", router_width(ctx) * t, "wr T", by_attribute=gathers)  # its dispatcher's local_probs
     act_out = kept("expert_act_out", ctx.gemm_input(t * ffn), "2 T fe")
     extra = eager_activation_bytes(ctx, t, ffn)
     # As operations, the scaled activation keeps its input and the probabilities (TE pytorch/ops/basic/swiglu.py:ScaledSwiGLU).
     fused = (
         features.bias_activation_fusion or features.use_fused_weighted_squared_relu or features.use_transformer_engine_op_fuser
     )
+    activated, scaling = w * t * ffn, 0
     if not fused and not model.moe_apply_probs_on_input:
-        # experts.py:bias_act_func: act * probs keeps the unscaled activation
-        extra += w * t * ffn
+        # experts.py:bias_act_func: act * probs keeps the unscaled activation; the product is as wide as the probabilities until
+        # it is cast. Backward has three of that width at once: the product's gradient and what either factor's is made of.
+        extra += activated
+        product = max(w, router_width(ctx)) * t * ffn
+        wider = product > activated
+        copy = product * (wider and ctx.stand_in)  # a CPU casts the narrower factor first (TensorIterator.cpp:compute_types)
+        scaling = 2 * activated * wider + 3 * product
+        activated = product + max(copy, activated * wider)
     half = kept("expert_act_parts", extra, "2 T fe")
+    # Eager, squared ReLU keeps what the ReLU gave and not its input (activations.py:squared_relu is compiled on a GPU).
+    squared = None
+    if ctx.stand_in and model.activation_func == "squared_relu" and not fused:
+        squared = replace(kept("expert_relu", w * t * ffn, "2 T fe"), for_autograd=True)
     grouped = model.moe_grouped_gemm
     calls = 1 if grouped else s.local_experts
     # Beside the dispatched tokens: the permuted and, where they are sorted by expert, the received ones; gathered ones lie in the
     # global buffer. What the shared experts gave waits until the end.
-    gathers = model.moe_token_dispatcher_type == "allgather"
-    waiting = 0 if gathers else (_is_sent(ctx) + (s.local_experts > 1)) * routed
+    waiting = 0 if gathers else (is_sent(ctx) + (s.local_experts > 1)) * routed
     if s.shared_ffn and not model.moe_shared_expert_overlap:
         waiting += s.hidden_bytes
     act_regions = ("moe", "moe_act") if grouped else ("moe",)
@@ -226,11 +121,11 @@ def _experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op, ...],
         ),
         Op(
             name=f"{name}.expert_act",
-            saves=(fc1_out, probs, half),
+            saves=(squared or fc1_out, probs, half),
             regions=act_regions,
-            forward_bytes=waiting + w * t * ffn,
-            names=(norm_out, dispatched),
-            backward_bytes=fc1_out.nbytes + w * t * ffn,
+            forward_bytes=waiting + activated,
+            names=(norm_out, dispatched, fc1_out),
+            backward_bytes=max(fc1_out.nbytes + w * t * ffn, scaling),
             work=Work(moved_bytes=float(fc1_out.nbytes + w * t * ffn), small_ops=2 * calls),
         ),
         Op(
@@ -295,7 +190,7 @@ def _shared_experts(ctx: Context, name: str, norm_out: Tensor) -> tuple[tuple[Op
             saves=(act_out,),
             regions=regions,
             forward_bytes=s.gathered_bytes + (s.hidden_bytes if s.sequence_parallel else 0),
-            backward_bytes=gathered + s.hidden_bytes + w * n * ffn,
+            backward_bytes=gathered + arriving_gradient(ctx) + w * n * ffn,
             wgrad_bytes=s.gathered_bytes,
             work=Work(flop=2.0 * n * ffn * s.hidden, tp_bytes=float(s.gathered_bytes if s.tp > 1 else 0), modules=1),
         ),

@@ -23,6 +23,10 @@ class Tensor:
     formula: str
     source: str
     """``file:function`` at the revision the formula was read in."""
+    by_attribute: bool = False
+    """Whether an attribute of a module holds it from one forward to the next, whatever the labels and after its backward."""
+    for_autograd: bool = False
+    """Whether only a forward with gradients makes it: what a compiler fuses when autograd does not look inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,11 @@ class LayerCost:
     backward_terms: dict[str, int]
     """``backward_peak`` by term group, ``replay_transient`` and ``transient`` among them."""
     retained_bytes: int
+    """Kept after its backward until its next forward."""
+    attribute_bytes: int
+    """The part of ``retained_bytes`` that module attributes hold directly."""
+    apart_bytes: int
+    """The part of ``attribute_bytes`` that nothing else holds under the labels: of the latest forward only."""
     bare_forward_peak: int
     """Highest level during a forward without gradients, where each tensor dies with its last user; the layer's input stays."""
     nodes: NodeCost
@@ -173,6 +182,10 @@ class Layer:
 
     def is_held(self, name: str, labels: frozenset[str]) -> bool:
         """Whether a tensor stays from forward to backward under the label set."""
+        return self.tensors[name].by_attribute or self._is_saved(name, labels)
+
+    def _is_saved(self, name: str, labels: frozenset[str]) -> bool:
+        """Whether autograd or a region keeps it."""
         producer = self._producer.get(name)
         if producer is not None and producer.label in labels:
             return False
@@ -203,12 +216,15 @@ class Layer:
         for name in sorted(held_names):
             tensor = self.tensors[name]
             held[tensor.group] = held.get(tensor.group, 0) + tensor.nbytes
-            arriving[self._first_use[name]] += tensor.nbytes
+            # Before its own, an attribute holds the one of the latest forward.
+            arriving[0 if tensor.by_attribute else self._first_use[name]] += tensor.nbytes
         forward_peak, level = 0, 0
         pre_held = pre_peak = 0
         for index, op in enumerate(self.ops):
             level += arriving[index]
-            dying = sum(self.tensors[name].nbytes for name in self._used(op) - held_names)
+            bare = not labels.isdisjoint(op.regions)  # a checkpoint's first pass runs without gradients
+            gone = (self.tensors[name] for name in self._used(op) - held_names)
+            dying = sum(tensor.nbytes for tensor in gone if not (bare and tensor.for_autograd))
             here = level + op.forward_bytes + dying
             forward_peak = max(forward_peak, here)
             if not op.name.startswith(REST):
@@ -220,19 +236,24 @@ class Layer:
             region.retained_bytes for region in self.regions if region.label in labels and labels.isdisjoint(region.inside)
         )
         nodes = NodeCost(pre_held, max(pre_peak, pre_held), pre_backward, rest_backward)
-        return LayerCost(held, level, max(forward_peak, level), backward_peak, terms, retained, self._bare_forward(), nodes)
+        attributes = {name: tensor.nbytes for name, tensor in self.tensors.items() if tensor.by_attribute}
+        apart = sum(nbytes for name, nbytes in attributes.items() if not self._is_saved(name, labels))
+        own = sum(attributes.values())
+        forward_peak = max(forward_peak, level)
+        return LayerCost(held, level, forward_peak, backward_peak, terms, retained + own, own, apart, self._bare_forward(), nodes)
 
     @staticmethod
     def _used(op: Op) -> set[str]:
         return {tensor.name for tensor in (*op.names, *op.saves)}
 
     def _bare_forward(self) -> int:
-        """The inputs of the layer's halves stay as residuals; everything else dies with the operation that saves it."""
-        residuals: set[str] = set()
+        """The inputs of the layer's halves stay as residuals, what attributes hold stays; everything else dies with the operation
+        that saves it."""
+        residuals = {name for name, tensor in self.tensors.items() if tensor.by_attribute}
         best = 0
         for op in self.ops:
             residuals.update(tensor.name for tensor in op.saves if tensor.name.endswith(".x"))
-            alive = residuals | self._used(op)
+            alive = residuals | {name for name in self._used(op) if not self.tensors[name].for_autograd}
             best = max(best, op.forward_bytes + sum(self.tensors[name].nbytes for name in alive))
         return best
 
@@ -262,6 +283,8 @@ class Layer:
         starts = (0, next((index for index, op in enumerate(self.ops) if op.name.startswith(REST)), 0))
         leaving: dict[int, list[str]] = {}
         for name in self.tensors:
+            if self.tensors[name].by_attribute:
+                continue
             index = self._release_index(name, labels)
             if self._delays_wgrad and any(self.ops[saver].wgrad_bytes for saver in self._savers.get(name, ())):
                 index = starts[self.ops[index].name.startswith(REST)]

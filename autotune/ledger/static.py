@@ -18,7 +18,7 @@ from autotune.ledger.fsdp import double_buffer_bytes, gradient_dtype, keeps_root
 from autotune.ledger.shares import shard_sizes, state_shares
 from autotune.workload.workload import DTYPE_BYTES, Workload
 
-_PARTS = ("always", "in_schedule", "after_backward", "after_step", "in_forward", "in_sync", "in_step", "in_backward")
+_PARTS = ("always", "in_schedule", "after_backward", "after_step", "in_forward", "batch", "in_sync", "in_step", "in_backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class StaticBytes:
     """From the first optimizer step on: moments (and master weights that the optimizer itself makes)."""
     in_forward: dict[str, int]
     """Only during forward and loss: the dense attention mask of the micro batch."""
+    batch: dict[str, int]
+    """Likewise: labels, loss mask and positions."""
     in_sync: dict[str, int]
     """Only while gradients are synchronised: those that tensor-parallel ranks add up, in one piece."""
     in_step: dict[str, int]
@@ -158,6 +160,7 @@ def static_bytes(
         after_backward={"workspaces": dummies + _thread_workspace_bytes(ctx, has_head=has_head)},
         after_step=after_step,
         in_forward={"transient": mask} if mask else {},
+        batch={"transient": _batch_bytes(ctx, first=any(p.name == "embedding.word" for p in params), last=has_head)},
         in_sync={"main_gradients": flat} if (flat := _flat_gradient_bytes(ctx, trained, grad_width)) else {},
         in_step=in_step,
         in_backward={"fsdp": waiting} if waiting else {},
@@ -175,6 +178,18 @@ def _flat_gradient_bytes(ctx: Context, params: Iterable[Param], width: int) -> i
         return 0
     whole = [p for p in params if p.duplicated and (ctx.sizes.sequence_parallel or p.name.endswith(("q_norm", "k_norm")))]
     return width * sum(p.numel for p in whole)
+
+
+def _batch_bytes(ctx: Context, *, first: bool, last: bool) -> int:
+    """What the forward step names of a micro batch beside the mask and the tokens that the embedding keeps.
+
+    Source: megatron/core/utils.py:get_batch_on_this_tp_rank at 24bad8e6: positions (8 n) on the first stage, labels (8 n)
+    and the loss mask (4 n) on the last. The CPU backend's trial/core_loop.py:_forward_step has tokens, labels and positions
+    everywhere.
+    """
+    if ctx.stand_in:
+        return (16 if first else 24) * ctx.sizes.tokens
+    return (8 * first + 12 * last) * ctx.sizes.tokens
 
 
 def _master_width(workload: Workload, *, effective: bool) -> int:

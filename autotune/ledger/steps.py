@@ -21,11 +21,17 @@ class Step:
     backward_peak: int
     backward_terms: dict[str, int]
     retained_bytes: int
+    """Kept after its backward until its next forward."""
+    apart_bytes: int
+    """The part of ``held`` and ``retained_bytes`` that is of the latest forward only: other micro batches hold none."""
     loss: bool
     nodes: NodeCost
     layer: bool
     elements: int
     """Of its parameters."""
+    again_bytes: int = 0
+    """By how much ``forward_peak`` is higher where the graph of the forward before is still there: until the last of its layers
+    that routes has run, what the unit retains stays."""
     passed_down_bytes: int = 0
     """The part of ``retained_bytes`` that is the gradient the step before it starts its backward with."""
 
@@ -133,6 +139,7 @@ def _single(built: BuiltLayer, labels: frozenset[str], pooled: bool) -> Step:
         cost.backward_peak,
         cost.backward_terms,
         cost.retained_bytes,
+        cost.apart_bytes,
         built.loss,
         cost.nodes,
         built.kind is not None,
@@ -155,25 +162,45 @@ def _full(group: list[BuiltLayer], share: int, *, received: bool) -> Step:
     first = group[0].layer
     entry = next(tensor for op in first.ops for tensor in op.saves if tensor.name.endswith(".x"))
     costs: list[LayerCost] = [built.layer.cost(frozenset()) for built in group]
-    before = 0
+    before, after = 0, sum(cost.attribute_bytes for cost in costs)
     backward, transient, kept = 0, 0, 0
     for cost in costs:
-        level = before + max(cost.backward_peak, cost.forward_peak)
+        after -= cost.attribute_bytes
+        level = before + max(cost.backward_peak, cost.forward_peak) + after
         if level > backward:
-            backward, transient = level, level - before - cost.held_bytes
-            kept = before + cost.held_bytes
+            kept = before + cost.held_bytes + after
+            backward, transient = level, level - kept
         before += cost.held_bytes
     # The first pass runs without gradients: a tensor dies with its last user.
-    forward = max(cost.bare_forward_peak + (entry.nbytes if index else 0) for index, cost in enumerate(costs))
+    attributes = sum(cost.attribute_bytes for cost in costs)
+    passes = [
+        attributes - cost.attribute_bytes + cost.bare_forward_peak + (entry.nbytes if index else 0)
+        for index, cost in enumerate(costs)
+    ]
+    routing = [index for index, built in enumerate(group) if built.kind is not None and built.kind.mlp == "moe"]
+    graph = 2 * entry.nbytes if routing else 0  # the detached input and its gradient, which is what the layers before get
+    graph -= received * min(graph, entry.nbytes)
+    again = max(level + graph * any(other > index for other in routing) for index, level in enumerate(passes))
     # The output of the replay lives until its backward ends.
     backward, transient = backward + entry.nbytes, transient + entry.nbytes
-    # The detached input and its gradient, which is what the layers before get.
-    routes = any(built.kind is not None and built.kind.mlp == "moe" for built in group)
-    retained = (2 - received) * entry.nbytes if routes else 0
-    stored = entry.nbytes // share
-    terms = {entry.group: stored, "replay_transient": kept - stored, "transient": transient}
-    nodes = NodeCost(stored, max(forward, entry.nbytes), backward, backward)
-    forward = max(forward, entry.nbytes)
-    passed = min(retained, entry.nbytes)
-    elements = _elements(group)
-    return Step({entry.group: stored}, stored, forward, backward, terms, retained, False, nodes, True, elements, passed)
+    held = {entry.group: entry.nbytes // share}
+    if attributes:
+        held["moe"] = attributes
+    stored = sum(held.values())
+    terms = {**held, "replay_transient": kept - stored, "transient": transient}
+    forward = max(*passes, stored)
+    return Step(
+        held=held,
+        held_bytes=stored,
+        forward_peak=forward,
+        backward_peak=backward,
+        backward_terms=terms,
+        retained_bytes=graph + attributes,
+        apart_bytes=attributes,
+        loss=False,
+        nodes=NodeCost(stored, forward, backward, backward),
+        layer=True,
+        elements=_elements(group),
+        again_bytes=max(again, stored) - forward,
+        passed_down_bytes=min(graph, entry.nbytes),
+    )

@@ -9,7 +9,7 @@ from operator import mul
 
 from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
-from autotune.ledger.chunk import ChunkCost, Pair, Peak, chunk_cost, pair_cost
+from autotune.ledger.chunk import ChunkCost, Pair, Peak, Remains, chunk_cost, pair_cost
 from autotune.ledger.fsdp import flow
 from autotune.ledger.layers import BuiltLayer
 from autotune.ledger.offload import whole_layers
@@ -103,7 +103,7 @@ class Iteration:
                 add_terms(terms, pair_cost(ahead, back).terms(ahead, back))
             for count, cost in zip(moment.in_flight, self.costs, strict=True):
                 if count:
-                    add_terms(terms, cost.held(), count)
+                    add_terms(terms, cost.waiting(), count)
         kept = {name: nbytes for name, nbytes in terms.items() if nbytes}
         return PhasePeak(iteration=self.name, phase=phase, peak_bytes=sum(kept.values()), terms=kept)
 
@@ -111,7 +111,7 @@ class Iteration:
 def _runs(moments: Sequence[Moment], costs: Sequence[ChunkCost]) -> dict[str, tuple[int, Moment]]:
     """Highest level and its moment of the phases that run layers, static bytes left out."""
     best: dict[str, tuple[int, Moment]] = {}
-    held = [cost.held_bytes for cost in costs]
+    held = [cost.waiting_bytes for cost in costs]
     pairs: dict[tuple[int, int], Pair] = {}
     for moment in moments:
         others = sum(map(mul, moment.in_flight, held))
@@ -178,17 +178,17 @@ class Timeline:
         """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
         return [self._iteration(stage, boundary, name) for name in stage.iterations if first or name != "first"]
 
-    def _costs(self, stage: StageModel, boundary: Boundary, *, pooled: bool, retains: bool) -> list[ChunkCost]:
+    def _costs(self, stage: StageModel, boundary: Boundary, *, pooled: bool, remains: Remains) -> list[ChunkCost]:
         """Costs of a stage's chunks; stages of equal layers share those of the boundary at hand."""
         if self._latest[0] is not boundary:
             self._latest = (boundary, {})
-        key = (*self._shapes[stage.index], pooled, retains)
+        key = (*self._shapes[stage.index], pooled, remains)
         known = self._latest[1].get(key)
         if known is None:
-            known = self._latest[1][key] = self._work_out(stage, boundary, pooled=pooled, retains=retains)
+            known = self._latest[1][key] = self._work_out(stage, boundary, pooled=pooled, remains=remains)
         return known
 
-    def _work_out(self, stage: StageModel, boundary: Boundary, *, pooled: bool, retains: bool) -> list[ChunkCost]:
+    def _work_out(self, stage: StageModel, boundary: Boundary, *, pooled: bool, remains: Remains) -> list[ChunkCost]:
         out: list[ChunkCost] = []
         full = boundary.granularity == "full"
         modules = frozenset(boundary.modules)
@@ -196,14 +196,14 @@ class Timeline:
             # Boundaries that differ only in labels without a site here cost the same here.
             acting = (boundary.method, boundary.num_layers) if full else modules & self._labels[id(layers)]
             offload = self._offload(last=layers is stage.chunks[-1] and stage.last)
-            key = (signature, pooled, retains, acting, offload)
+            key = (signature, pooled, remains, acting, offload)
             known = self._cache.get(key)
             if known is None:
                 known = self._cache[key] = chunk_cost(
                     layers,
                     boundary,
                     pooled=pooled,
-                    retains=retains,
+                    remains=remains,
                     input_share=self._input_share,
                     offload=offload,
                     flow=self._flow,
@@ -221,9 +221,10 @@ class Timeline:
 
     def _iteration(self, stage: StageModel, boundary: Boundary, name: str) -> Iteration:
         captured = name == "after_capture"
-        # In the first iteration a later micro batch finds what the one before it retained.
-        alone = self._alone[stage.index] and (name != "first" or stage.first_backward_before_peak)
-        costs = self._costs(stage, boundary, pooled=captured, retains=alone)
+        remains: Remains = "graphs" if self._alone[stage.index] else "attributes"
+        if name == "first" and self._alone[stage.index] and not stage.first_backward_before_peak:
+            remains = "nothing"  # in the first iteration only a later micro batch finds what the one before it left
+        costs = self._costs(stage, boundary, pooled=captured, remains=remains)
         retained = {"retained": sum(cost.retained_bytes for cost in costs)}
         extra: dict[str, Mapping[str, int]] = {"grad_sync": retained, "optimizer": retained}
         if captured:
@@ -245,7 +246,8 @@ class Timeline:
         cold = name == "first" and not stage.first_backward_before_peak
         synced = [*warm, {"p2p": stage.tensors.after_step * hidden}]
         forward = [
-            *(base if cold else warm), {"p2p": stage.tensors.in_forward * hidden}, static.in_schedule, static.in_forward
+            *(base if cold else warm), {"p2p": stage.tensors.in_forward * hidden}, static.in_schedule, static.in_forward,
+            static.batch,
         ]  # fmt: skip
         returned = {"p2p": stage.tensors.in_backward * hidden}
         parts: dict[str, list[dict[str, int]]] = {

@@ -86,10 +86,12 @@ def test_labels_of_a_moe_layer(label: str, dropped: int) -> None:
     assert held(small("moe")) - held(small("moe"), label) == 2 * dropped
 
 
-def test_moe_label_keeps_its_input_only() -> None:
+def test_moe_label_keeps_its_input_and_what_the_dispatcher_holds() -> None:
+    """Its attributes hold 16-bit probabilities and a map of [128, 4], and an int64 index for each of 256 copies."""
     attention = H + H + STATS + 3 * H + 4 * 128 * 8 + H + 8 * 128 * 32
-    assert held(small("moe"), "moe") == 2 * (attention + H + STATS + H) + HEAD
-    assert held(small("moe"), "moe", "layernorm") == 2 * (attention + H) + HEAD
+    routing = (2 + 1) * 128 * 4 + 8 * 256
+    assert held(small("moe"), "moe") == 2 * (attention + H + STATS + H + routing) + HEAD
+    assert held(small("moe"), "moe", "layernorm") == 2 * (attention + H + routing) + HEAD
 
 
 def test_mla_up_projection_drops_query_key_value_and_what_made_them() -> None:

@@ -184,7 +184,7 @@ def test_load_factor_scales_what_experts_keep() -> None:
     boundary = Boundary.selective()
     balanced = phase(Ledger(small("moe"), load_factor=1.0).predict(boundary), "steady", "loss").terms["moe"]
     hot = phase(Ledger(small("moe"), load_factor=1.5).predict(boundary), "steady", "loss").terms["moe"]
-    routed = 2 * (2 * 256 * 256 + 2 * 256 * 1024 + 2 * 256 * 512 + 4 * 256)
+    routed = 2 * (2 * 256 * 256 + 2 * 256 * 1024 + 2 * 256 * 512 + 2 * 256)
     assert hot - balanced == routed // 2
 
 

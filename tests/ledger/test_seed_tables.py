@@ -88,13 +88,13 @@ def test_moonlight_wall_is_the_optimizer_step() -> None:
 def test_moonlight_unsplit_blocks_explain_most_of_the_rest() -> None:
     """Without expandable segments an 11 MiB expert tensor takes a 12 MiB block: three lasting ones for each of 208 local expert
     layers (two BF16 moments of fc1, the fp32 master of fc2). The table does not record the allocator's setting; what is left
-    of the rest is then the same on both of the table's phases."""
+    of the rest is then under 0.1 GB on both of the table's phases."""
     default = Ledger(replace(workload("moonlight16b", 4), env_vars={}))
     rest = {modules: peak - gigabytes(default.predict(Boundary.selective(modules))) for modules, peak, _ in MOONLIGHT}
     waste = gigabytes(default.predict(Boundary.selective(["moe_act"]))) - gigabytes(moonlight("moe_act"))
     assert waste == pytest.approx(3 * 208 * 2**20 / 1e9, rel=0.06)
-    assert min(rest.values()) > 0.08
-    assert max(rest.values()) < 0.20
+    assert min(rest.values()) > 0.0
+    assert max(rest.values()) < 0.10
 
 
 def test_moonlight_rows_after_one_offset() -> None:
