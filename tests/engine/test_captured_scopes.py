@@ -89,7 +89,9 @@ def test_survey_of_captured_scopes_and_the_launches_after_it(tmp_path: Path, zyg
     assert {setting.boundary.granularity for setting in report.predicted} == {"selective"}
     assert len(report.predicted) == 2 ** len(report.labels) and report.inert_labels == ()
     assert report.switched and all(abs(setting.error_fraction) < 0.005 for setting in report.switched)
-    # One launch of its own passes; its peak is the one that the survey predicted.
-    assert len(fresh) == 1 and fresh[0].kind == "measured"
-    predicted = report.prediction(fresh[0].boundary)
-    assert predicted is not None and predicted.peak_bytes == pytest.approx(fresh[0].ranks[0].allocated_peak_bytes, rel=0.005)
+    # The cheapest that fits passes by a launch of its own; peaks are those that the survey predicted.
+    assert 1 <= len(fresh) <= 3 and {record.kind for record in fresh} == {"measured"}
+    for record in fresh:
+        predicted = report.prediction(record.boundary)
+        assert predicted is not None and predicted.peak_bytes == pytest.approx(record.ranks[0].allocated_peak_bytes, rel=0.005)
+    assert answer.name == "moe_act+shared_experts"
