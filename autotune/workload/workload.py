@@ -316,6 +316,11 @@ class Workload:
     recipe_recompute: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def spreads_experts(self) -> bool:
+        """Whether experts lie on several ranks: routing then moves memory from rank to rank and from launch to launch."""
+        return self.model.num_moe_experts is not None and self.parallel.expert_model_parallel_size > 1
+
+    @property
     def num_microbatches(self) -> int:
         """Micro batches of one step on one data-parallel rank."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data_parallel_size)

@@ -81,8 +81,7 @@ def not_surveyable(workload: Workload) -> str | None:
 
 def margin_of(workload: Workload) -> float:
     """Relative error that the predicted peaks of a workload may have against a fresh launch."""
-    spread = workload.model.num_moe_experts is not None and workload.parallel.expert_model_parallel_size > 1
-    return EXPERT_MARGIN if spread else MARGIN
+    return EXPERT_MARGIN if workload.spreads_experts else MARGIN
 
 
 def base_ladder(labels: Sequence[str], *, full: bool = True) -> tuple[Boundary, ...]:
