@@ -50,6 +50,7 @@ class Truth:
         kind, survey = str(table.get("kind", "table" if self.recorded.complete else "seed")), table.get("survey")
         self.kind = f"{kind}, no switch" if survey is not None and not survey.get("switchable") else kind
         self.by_chance = bool(table.get("by_chance"))
+        self._repeats = self.kind.startswith("table")
         self._peak_scatter = float(table.get("peak_scatter", 0.0))
         self.rows = dict(zip(self.recorded.runs, table["rows"], strict=True))
         predicted = (survey or {}).get("predicted", ())
@@ -139,8 +140,8 @@ class Truth:
 
     @property
     def jitter(self) -> float:
-        """The product's own figure for the scatter of peaks: larger where experts are routed freely."""
-        return EXPERT_JITTER if any("moe" in boundary.modules for boundary in self.rows) else JITTER
+        """The product's own figure for the scatter of peaks: larger where experts are routed freely; launches on a CPU repeat."""
+        return EXPERT_JITTER if any("moe" in boundary.modules for boundary in self.rows) and not self._repeats else JITTER
 
     def survey(self, launch: TrialRecord, limit_bytes: int, seed: int, *, switch: bool) -> tuple[SurveyFindings, int]:
         """What the launch of a base as a survey finds, and how many switched steps it takes.

@@ -259,7 +259,7 @@ def make_sampler(
             backend.lacks,
             seed=request.seed,
             exhaust=exhaust,
-            jitter=EXPERT_JITTER if prepared.workload.spreads_experts else JITTER,
+            jitter=EXPERT_JITTER if prepared.workload.spreads_experts and not backend.to_the_bit else JITTER,
             survey=survey,
             prove=request.prove,
             first=first,

@@ -69,7 +69,7 @@ class Planner:
         self._lacks = lacks
         self._given_rule, self._rule = rule, rule or StopRule()
         self._exhaust, self._prove, self._first = exhaust, prove, first
-        self._seed, self._draws, self._jitter = seed, draws, jitter
+        self._seed, self._draws, self.jitter = seed, draws, jitter
         self._pending: set[Boundary] = set()
         self._step_ms: float | None = None
         self._surveyed = False
@@ -99,7 +99,7 @@ class Planner:
             self._evidence.settings.limit_bytes,
             self._knowing(boundary),
         )
-        if self._jitter <= JITTER or known is None or verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
+        if self.jitter <= JITTER or known is None or verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
             return 0.0
         return known.over(boundary, limit)
 
@@ -164,7 +164,7 @@ class Planner:
         self._rule = self._given_rule or SURVEYED_RULE
         base_steps = findings.base_step_ms or record.step_ms
         self._step_ms = median(base_steps) if base_steps else None
-        spread = around_a_survey(findings, self._jitter, self._metric)
+        spread = around_a_survey(findings, self.jitter, self._metric)
         self.posterior = Posterior(predictions, spread=spread, seed=self._seed, draws=self._draws) if predictions else None
         for earlier in self._evidence.known_records:
             if earlier.number != record.number:  # A base that ran out of memory before it is a lower bound.
@@ -240,7 +240,7 @@ class Planner:
     def _chance(self, boundary: Boundary, answer: Boundary | None) -> float | None:
         """Probability that a boundary that is not the answer should be it."""
         posterior, limit = self.posterior, self._evidence.settings.limit_bytes
-        if posterior is None or not posterior.knows(boundary) or (self._jitter <= JITTER and self._evidence.runs(boundary)):
+        if posterior is None or not posterior.knows(boundary) or (self.jitter <= JITTER and self._evidence.runs(boundary)):
             return None  # where peaks repeat, a launch has told
         if answer is None:
             return 1 - posterior.over(boundary, limit)
@@ -268,7 +268,7 @@ class Planner:
 
     def _outlook(self, boundary: Boundary) -> Outlook:
         assert self.posterior is not None
-        return outlook(self.posterior, boundary, self._evidence.settings.limit_bytes, settles=self._jitter <= JITTER)
+        return outlook(self.posterior, boundary, self._evidence.settings.limit_bytes, settles=self.jitter <= JITTER)
 
     def _otherwise_ms(self, best: Boundary) -> float:
         """How much dearer what would be the answer without the best is, its risk included; no answer counts as a wrong one."""

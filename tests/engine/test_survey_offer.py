@@ -11,9 +11,13 @@ import pytest
 from autotune.boundary.boundary import Boundary
 from autotune.engine.prepare import prepare
 from autotune.engine.request import Request
-from autotune.engine.run import survey_of
+from autotune.engine.run import make_sampler, survey_of
 from autotune.engine.survey_stage import plan_of_survey, without_labels
 from autotune.search.early_stop import last_resort
+from autotune.search.evidence import Evidence
+from autotune.search.planner import Planner
+from autotune.search.stop_rule import EXPERT_JITTER, JITTER
+from autotune.trial.gates import GateSettings
 from autotune.trial.survey.plan import SurveyPlan, base_ladder
 
 
@@ -119,3 +123,23 @@ def test_labels_that_are_refused_together_leave_the_widest_set_and_what_it_can_t
 def test_what_cannot_be_switched_is_declined_by_name(section: str, fields: dict[str, Any], name: str) -> None:
     plan, why = offer("moonlight16b", **{section: fields})
     assert plan is None and why is not None and name in why
+
+
+@pytest.mark.parametrize(
+    ("overrides", "to_the_bit", "jitter"),
+    [
+        ((), False, EXPERT_JITTER),
+        ((), True, JITTER),  # on a CPU launches repeat, whatever is routed where
+        (("world_size=1", "model.expert_model_parallel_size=1"), False, JITTER),  # one rank has every token
+    ],
+)
+def test_peaks_scatter_where_routing_moves_tokens_between_ranks_and_launches_do_not_repeat(
+    overrides: tuple[str, ...], to_the_bit: bool, jitter: float
+) -> None:
+    request = Request(recipe="moonlight_tiny", mem_target_bytes=50 * 10**6, overrides=overrides)
+    prepared = prepare(request, detailed=False)
+    backend: Any = Launches()
+    backend.kind, backend.to_the_bit, backend.lacks = "measured", to_the_bit, lambda boundary, run_index: None
+    evidence = Evidence(prepared.candidates, GateSettings(limit_bytes=50 * 10**6))
+    planner = make_sampler(request, prepared, backend, evidence, survey=True, first=None)
+    assert isinstance(planner, Planner) and planner.jitter == jitter

@@ -42,7 +42,8 @@ class TrialRequest:
 class TrialBackend(Protocol):
     """Runs boundaries. A boundary that fails is a record with a failure, never an exception.
 
-    ``kind`` is the kind of every record it makes. ``to_the_bit`` says that two runs of one boundary give the same loss.
+    ``kind`` is the kind of every record it makes. ``to_the_bit`` says that two runs of one boundary give the same loss
+    and the same peaks.
     ``free`` says that a run costs nothing (a table, a formula), so that nothing has to be left out.
     """
 
