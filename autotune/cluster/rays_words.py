@@ -1,8 +1,9 @@
-"""What Ray says: the first line of an error, and what its own threads print, which belongs in a log."""
+"""What Ray says: the first line of an error, and what its own threads and loggers print, which belongs in a log."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import sys
 import threading
@@ -44,14 +45,33 @@ class _Sorting:
         return getattr(self._others, name)
 
 
+class _Appending(logging.Handler):
+    """Appends to a file, which is made when there is something; a full disk loses the line, not the run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError), self._path.open("a", encoding="utf-8") as log:
+            log.write(without_colours(self.format(record)) + "\n")
+
+
 @contextlib.contextmanager
 def rays_words_to(path: Path) -> Iterator[None]:
-    """While it is entered, Ray's own threads print into a file instead of standard output."""
-    others = sys.stdout
+    """While it is entered, Ray's threads and loggers write into a file instead of standard output and error.
+
+    Tune logs a traceback for what the search then reports in a line of its own, a full disk for one.
+    """
+    others, logger = sys.stdout, logging.getLogger("ray")
     sorting = cast(TextIO, _Sorting(others, path))
+    handlers, propagate = logger.handlers, logger.propagate
     sys.stdout = sorting
+    logger.handlers, logger.propagate = [_Appending(path)], False
     try:
         yield
     finally:
+        logger.handlers, logger.propagate = handlers, propagate
         if sys.stdout is sorting:
             sys.stdout = others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -55,3 +56,21 @@ def test_a_disk_that_is_full_loses_the_log_and_nothing_else(tmp_path: Path, caps
         print_from("ray_print_logs", "gone")
         print("ours")
     assert capsys.readouterr().out == "ours\n"
+
+
+def test_what_rays_loggers_say_goes_to_the_log_and_a_full_disk_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("ray.tune.execution.experiment_state")
+    handlers = logging.getLogger("ray").handlers
+    with rays_words_to(tmp_path / "ray.log"):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            logger.exception("Saving experiment state failed")
+    assert capsys.readouterr().err == ""
+    said = (tmp_path / "ray.log").read_text()
+    assert "ERROR ray.tune.execution.experiment_state: Saving experiment state failed\nTraceback" in said
+    assert logging.getLogger("ray").handlers is handlers
+    with rays_words_to(tmp_path / "no folder" / "ray.log"):
+        logger.error("this is lost")
