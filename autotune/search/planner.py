@@ -92,13 +92,10 @@ class Planner:
     def risk(self, boundary: Boundary) -> float:
         """Probability that a passing boundary near the limit is over it in the mean of its launches.
 
-        Without free routing of experts a peak repeats, so what was within the limit stays there.
+        Where peaks repeat (``jitter``), what was within the limit stays there.
         """
-        verdict, limit, known = (
-            self._evidence.verdicts.get(boundary),
-            self._evidence.settings.limit_bytes,
-            self._knowing(boundary),
-        )
+        verdict, known = self._evidence.verdicts.get(boundary), self._knowing(boundary)
+        limit = self._evidence.settings.limit_bytes
         if self.jitter <= JITTER or known is None or verdict is None or (verdict.peak_bytes or 0) <= NEAR * limit:
             return 0.0
         return known.over(boundary, limit)

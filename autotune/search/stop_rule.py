@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 JITTER = 0.0005
-"""Relative scatter of a boundary's peak between launches without free routing (on one rank: none)."""
+"""Relative scatter of a boundary's peak between launches where it repeats: on a CPU, and where no expert lies on another rank."""
 LEDGER_SCATTER = 0.002
 """A measured peak is not held closer than this against the ledger's physics, which has no term for every byte."""
 HINT_SCATTER = 0.03
 """Relative error of a peak that was measured under other revisions or a slightly other workload."""
 EXPERT_JITTER = 0.006
-"""With free routing of experts (seen between repeats of one setting: 0.55 and 0.66 %)."""
+"""With experts on several ranks of GPUs (seen between repeats of one setting: 0.55 and 0.66 %)."""
 SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
 """Times that a survey's errors may be too narrow, with their probabilities."""
 NEAR = 0.98
