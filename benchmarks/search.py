@@ -39,6 +39,7 @@ SAMPLERS = (
     "oracle",
 )  # fmt: skip
 PLANNERS = ("survey_switch", "survey_only", "planner")
+SURVEYED = ("survey_switch", "survey_only")
 KINDS = ("switchable", "fixed", "by_chance")
 """Drawn tables: settings can be switched at run time, they cannot (graph pools), launches near the limit fail by chance."""
 GPU_HOURS_PER_LAUNCH = 16 * 4 / 60
@@ -259,19 +260,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file of finished plays, one a line: written as they end, and read back")
     parser.add_argument("--format", choices=["text", "json"], default="text")
     options = parser.parse_args(arguments)
-    if "gp" in options.samplers:
+    samplers = options.samplers.split(",")
+    unknown = [name for name in samplers if name not in SAMPLERS]
+    if unknown:
+        parser.error(f"--samplers: no sampler {', '.join(map(repr, unknown))}; there are {', '.join(SAMPLERS)}")
+    if options.plays < 1:
+        parser.error(f"--plays {options.plays}: at least one")
+    if {"gp", "gp_ordered"} & set(samplers):
         import torch
 
         torch.set_num_threads(1)  # its matrices are tiny: threads that wait for each other made a play take minutes
     finished = _finished(options.out)
-    plays = []
+    plays: list[Play] = []
+    left_out: set[tuple[str, str]] = set()
     for truth, limit, seed in _plays(options.truths, options.plays, options.seed, options.kind, options.most_settings):
-        for sampler in options.samplers.split(","):
-            place = (truth.recorded.name, limit, seed, sampler)
+        for sampler in samplers:
+            table = truth.recorded.name
+            if sampler in SURVEYED and truth.recorded.survey is None:
+                if (table, sampler) not in left_out:
+                    print(f"benchmarks.search: {table} has no survey: not played by {sampler}", file=sys.stderr)
+                left_out.add((table, sampler))
+                continue
+            place = (table, limit, seed, sampler)
             if place not in finished:
                 finished[place] = play(truth, limit, seed, sampler)
                 _append(options.out, finished[place])
             plays.append(finished[place])
+    if not plays:
+        sys.exit("benchmarks.search: nothing to play: no table has a survey; --samplers planner plays them without one")
     summary = summarise(plays)
     if options.format == "json":
         print(json.dumps({"plays": [asdict(p) for p in plays], "summary": summary}, indent=2))

@@ -161,3 +161,38 @@ def test_plays_whose_optimum_fails_by_chance_are_scored_apart() -> None:
     names = [(row["optimum"], row["plays"]) for row in summarise([near, far])]
     assert names == [("all", 2), ("steady", 1), ("by chance", 1)]
     assert near.answer_fails_percent == pytest.approx(15.9, abs=0.1)
+
+
+def test_a_sampler_that_begins_with_a_survey_is_not_played_on_a_table_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named and left out, beside what can be played; where nothing is left, one line says so."""
+    rows = [measured([], 80.0, 500.0, 0.0), measured(["mlp"], 60.0, 525.0, 0.0)]
+    table = {"name": "bare", "workload": {"gpus": 1}, "rows": rows, "mem_targets_bytes": [70 * 10**9]}
+    (tmp_path / "bare.json").write_text(json.dumps(table))
+    command = ["--truths", str(tmp_path), "--plays", "3", "--format", "json", "--samplers"]
+    assert main([*command, "survey_switch,survey_only,oracle"]) == 0
+    out = capsys.readouterr()
+    assert {p["sampler"] for p in json.loads(out.out)["plays"]} == {"oracle"}
+    left_out = out.err.splitlines()
+    assert len(left_out) == 2 and all("bare" in line and "has no survey" in line for line in left_out)
+    assert "survey_switch" in left_out[0] and "survey_only" in left_out[1]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "survey_switch"])
+    assert "nothing to play" in str(ended.value) and "\n" not in str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--samplers", "planer"], "planer"),
+        (["--samplers", "planner,,oracle"], "''"),
+        (["--plays", "0"], "--plays"),
+        (["--truths", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_played_is_said_in_one_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    text = str(ended.value) if isinstance(ended.value.code, str) else capsys.readouterr().err.splitlines()[-1]
+    assert says in text and "\n" not in text
