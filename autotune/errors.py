@@ -40,6 +40,10 @@ class RequestError(AutotuneError):
         self.way_out = way_out
         super().__init__(f"{setting}={value!r}: {rule}; {way_out}" if value is not None else f"{setting}: {rule}; {way_out}")
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, object, str, str]]:
+        """By its parts: an error crosses processes as a pickle, which would otherwise hand the text alone to ``__init__``."""
+        return type(self), (self.setting, self.value, self.rule, self.way_out)
+
 
 class NoBoundaryError(AutotuneError):
     """Nothing passes, after full and the broadest selective set were considered (exit status 3)."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+
+import pytest
+
 from autotune.errors import AutotuneError, ExitStatus, NoBoundaryError, RequestError, StoppedError
 
 
@@ -21,3 +25,18 @@ def test_exit_statuses_are_the_documented_ones() -> None:
     }  # fmt: skip
     errors: list[type[AutotuneError]] = [RequestError, NoBoundaryError, StoppedError]
     assert [error.exit_status for error in errors] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RequestError("--recipe", "x", "is unknown", "name another"), NoBoundaryError("nothing passes"), StoppedError("it was lost")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: AutotuneError) -> None:
+    """A node says so what it lacks."""
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))
+
+
+def test_every_kind_of_error_is_among_them() -> None:
+    assert set(AutotuneError.__subclasses__()) == {RequestError, NoBoundaryError, StoppedError}

@@ -27,6 +27,11 @@ _QUIET = {
     "TUNE_WARN_THRESHOLD_S": "30",
 }
 _COMMON: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+_NICENESS = "RAY_worker_niceness"
+"""How much nicer than its raylet Ray makes a worker, and so all that it starts: 15 by itself (ray_config_def.h, 2.60). A rank
+is as nice as who started the cluster, as under torchrun: else every other process of the node is served before it."""
+_JOBS_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What a submitted job was given (ray_constants.py); the same variable twice is an error to ``ray.init``."""
 _LOOPBACK = "127.0.0.1"
 """Its servers listen on loopback alone for exactly this address (gcs_server.cc, node_manager.cc), else on every interface."""
 _LOCAL_STORE_BYTES = 128 * 2**20
@@ -72,6 +77,7 @@ def _start_own(cpus: int) -> None:
                     include_dashboard=False,
                     object_store_memory=_LOCAL_STORE_BYTES,
                     _node_ip_address=_LOOPBACK,
+                    _system_config={} if _NICENESS in os.environ else {"worker_niceness": 0},
                     **_COMMON,
                 )
         except Exception as error:  # Ray has no type of its own for a cluster that does not start.
@@ -106,10 +112,17 @@ def _join(address: str) -> None:
 
     try:
         knock(address)
-        ray.init(address=address, **_COMMON)
+        ray.init(address=address, runtime_env=_workers_as_nice_as_their_raylet(), **_COMMON)
     except (ConnectionError, ValueError, RuntimeError) as error:
         rule = f"no Ray cluster answers there ({first_line(error)})"
         raise RequestError("--address", address, rule, "start one, or leave --address out") from None
+
+
+def _workers_as_nice_as_their_raylet() -> Mapping[str, Any]:
+    """What workers on a cluster that is not ours are started with; a niceness that the user has chosen stays."""
+    if _NICENESS in os.environ.get(_JOBS_CONFIG, ""):
+        return {}
+    return {"env_vars": {_NICENESS: os.environ.get(_NICENESS, "0")}}
 
 
 def disconnect() -> None:

@@ -142,6 +142,7 @@ class SlotGroup:
 
         Raises:
             RequestError: A node lacks what a trial needs.
+            StoppedError: A slot died, or could not be made ready otherwise or in time.
         """
         calls = [
             slot.warm.remote(backend, loop, {**environment, **self.devices(rank)}, program)
@@ -149,10 +150,18 @@ class SlotGroup:
         ]
         try:
             found: list[Warmth] = self._ray.get(calls, timeout=timeout_s)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error from None
         except self._ray.exceptions.GetTimeoutError:
             raise StoppedError(f"the rank slots were not ready within {timeout_s:.0f} s; add --resume to go on") from None
+        except self._ray.exceptions.RayActorError as error:
+            raise StoppedError(f"a rank slot died before it was ready ({first_line(error)}); add --resume to go on") from None
+        except self._ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            # A disk, a limit of the node's; or what Ray could not bring over, whose text is all there is.
+            if cause is None or isinstance(cause, OSError | self._ray.exceptions.RayError):
+                raise StoppedError(
+                    f"a rank slot could not be made ready ({first_line(cause or error)}); see Ray's logs, then add --resume"
+                ) from error
+            raise cause from None
         return found
 
     def devices(self, rank: int) -> dict[str, str]:

@@ -76,7 +76,8 @@ class Zygote:
             if answer is not None and answer.get("unfit"):
                 raise UnfitError("; ".join(answer["unfit"]))
             why = "it ended while it started" if answer is None else answer["failed"]
-            raise RequestError("--backend", backend, f"a process to fork trials from could not be made: {why}", "see its log")
+            way_out = f"see {log} on {socket.gethostname()}" if log is not None else "start it by hand to see more"
+            raise RequestError("--backend", backend, f"a process to fork trials from could not be made: {why}", way_out)
         self.loop, self.revisions = answer["loop"], answer["revisions"]
 
     @property

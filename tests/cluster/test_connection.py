@@ -57,6 +57,33 @@ def test_whose_cluster_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not connection.is_own(None)
 
 
+def test_a_niceness_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cluster that is joined; ``ray.init`` refuses a variable that its job was submitted with."""
+    import ray
+
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "init", lambda **options: tried.append(options))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    monkeypatch.setattr(connection, "knock", lambda address: None)
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    for address in ("auto", "local"):
+        connection.connect(address, local_cpus=2)
+    monkeypatch.setenv("RAY_worker_niceness", "7")
+    for address in ("auto", "local"):
+        connection.connect(address, local_cpus=2)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}')
+    connection.connect("auto", local_cpus=2)
+    assert [options.get("runtime_env", options.get("_system_config")) for options in tried] == [
+        {"env_vars": {"RAY_worker_niceness": "0"}},
+        {"worker_niceness": 0},
+        {"env_vars": {"RAY_worker_niceness": "7"}},
+        {},
+        {},
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_cluster_of_our_own_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,13 @@ def test_nothing_is_left_alive(faults: Faults) -> None:
         assert (ranks, len(zygotes)) == ([], 2), name
 
 
+def test_ranks_run_at_the_niceness_of_who_launched_them(faults: Faults) -> None:
+    """As under torchrun: Ray by itself makes its workers nicer by 15, and a busy machine's other work then comes first."""
+    lines = [json.loads(line) for path in (faults.folder / "clean" / "ranks").glob("*.jsonl") for line in path.open()]
+    found = [line["niceness"] for line in lines if line["event"] == "note"]
+    assert found == [os.getpriority(os.PRIO_PROCESS, 0)] * 2
+
+
 def test_out_of_memory_ends_ranks_that_block_in_a_collective(faults: Faults) -> None:
     assert failure(faults, "oom_in_collective") == ("oom_capacity", 1, "post_optimizer_forward")
     assert faults.records["oom_in_collective"].failure.requested_bytes == 2 * 2**20  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -70,6 +71,8 @@ def test_submitted_search(dashboard: tuple[str, dict[str, str]], tmp_path: Path,
     line = next(line for line in done.stdout.splitlines() if line.strip().startswith('{"status"'))
     told = json.loads(line)
     assert (told["status"], told["best"], len(told["records"])) == (0, "core_attn", len(BOUNDARIES))
+    noted = [json.loads(line) for path in folder.glob("trials/*/ranks/*.jsonl") for line in path.open() if '"note"' in line]
+    assert {line["niceness"] for line in noted} == {os.getpriority(os.PRIO_PROCESS, 0)}
     time.sleep(1)
     assert not any("autotune.trial.zygote" in line for line in marked(mark).values())
 

@@ -99,6 +99,8 @@ def test_a_trial_over_two_nodes(cluster: Any, tmp_path: Path) -> None:
     assert record.completed and sorted(record.ranks) == [0, 1, 2, 3] and record.details["nodes"] == 2
     said = notes(tmp_path / "trial")
     assert [(n["rank"], n["local_rank"], n["local_world_size"]) for n in said] == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
+    # A cluster that was there before the run: its ranks are no nicer than its own raylets.
+    assert {n["niceness"] for n in said} == {os.getpriority(os.PRIO_PROCESS, 0)}
     # Every rank sees all of the trial's GPUs on its node.
     assert {n["environment"]["CUDA_VISIBLE_DEVICES"] for n in said} == {"0,1,2,3,4,5,6,7"}
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import RequestError
 from autotune.trial.lines import LineWriter
 from autotune.trial.spec import TrialSpec
 
@@ -29,6 +30,9 @@ def preload(backend: str, loop: str | None = None) -> str:
         import threading
 
         threading.Thread(target=time.sleep, args=(1e6,), name="library thread", daemon=True).start()
+    if os.environ.get("TOY_LACKS"):
+        raise RequestError("loop", "toy", "the toy is not installed here", "install it")
+    time.sleep(float(os.environ.get("TOY_IMPORTS_S", "0")))
     return loop or "core"
 
 
@@ -41,7 +45,8 @@ def main(spec: TrialSpec, rank: int) -> int:
     lines.write("start", rank=rank, pid=os.getpid(), host=socket.gethostname(), backend=spec.backend, boundary={})
     lines.write("loop", loop="core", revisions=revisions(), threads=1)
     local = {key: os.environ.get(key) for key in ("TOY_MARK", "CUDA_VISIBLE_DEVICES")}
-    lines.write("note", rank=rank, local_rank=spec.local_rank, local_world_size=spec.local_world_size, environment=local)
+    place = {"local_rank": spec.local_rank, "local_world_size": spec.local_world_size}
+    lines.write("note", rank=rank, **place, environment=local, niceness=os.getpriority(os.PRIO_PROCESS, 0))
     todo = _todo(spec, rank)
     peak = 1000 * (rank + 1) - 100 * len(spec.boundary.modules)
     phases = {"forward": peak - 10, "backward": peak}
