@@ -60,6 +60,8 @@ class PlanRow:
     fit_probability: float | None = None
     stages: tuple[StageRow, ...] = ()
     notes: tuple[str, ...] = ()
+    after_capture_bytes: int | None = None
+    """Highest predicted peak from the capture of CUDA graphs on; None where none are captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,4 +173,5 @@ def _row(candidate: Candidate, limit_bytes: int | None) -> PlanRow:
         fit_probability=round(fit_probability(prediction, limit), 4) if known else None,
         stages=tuple(StageRow(stage=s.stage, rank=s.rank, peak_bytes=s.peak_bytes, phase=s.phase) for s in prediction.stages),
         notes=prediction.notes,
+        after_capture_bytes=prediction.after_capture_bytes,
     )

@@ -12,7 +12,7 @@ from autotune.boundary.boundary import Boundary
 from autotune.ledger.block import Context
 from autotune.ledger.lines import LedgerLine, layer_lines
 from autotune.ledger.network import Network
-from autotune.ledger.prediction import Coverage, PhasePeak, Prediction, StagePeak
+from autotune.ledger.prediction import AFTER_CAPTURE, Coverage, PhasePeak, Prediction, StagePeak
 from autotune.ledger.price import Prices
 from autotune.ledger.sizes import sizes
 from autotune.ledger.spread import Z95, standard_deviation
@@ -187,6 +187,12 @@ class Ledger:
             for stage, iterations, of_stage in zip(self._timeline.stages, per_stage, levels, strict=True)
         )
         worst = max(stage_peaks, key=lambda peak: peak.peak_bytes)
+        captured = [
+            level
+            for iterations, of_stage in zip(per_stage, levels, strict=True)
+            for (index, _), level in of_stage.items()
+            if iterations[index].name == AFTER_CAPTURE
+        ]
         replay, by_label = self._prices.step_ms(boundary)
         reserved = max((graph.pool_bytes for graph in self.graphs(boundary)), default=0)
         return Prediction(
@@ -202,6 +208,7 @@ class Ledger:
             inert_labels=self._inert(boundary),
             notes=self._notes(boundary, reserved),
             graph_pool_bytes=reserved,
+            after_capture_bytes=max(captured, default=None),
         )
 
     def _stage_peak(

@@ -59,6 +59,8 @@ class Prediction:
     notes: tuple[str, ...] = ()
     graph_pool_bytes: int = 0
     """What CUDA graph pools keep reserved after capture beside allocated bytes, on the stage where it is most."""
+    after_capture_bytes: int | None = None
+    """Highest peak from the capture of CUDA graphs on; None where none are captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

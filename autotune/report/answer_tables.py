@@ -38,7 +38,7 @@ def at_risk_table(recommendation: Recommendation) -> Table:
 def fitting_table(view: RunView) -> Table:
     """The cheapest settings that are predicted to fit: by the survey where one ran, else by the ledger."""
     if view.survey is not None:
-        return surveyed_fits(view.survey, view.recommendation.mem_target_bytes, BEST)
+        return surveyed_fits(view, BEST)
     rows = [row for row in view.plan.candidates if row.fits and row.status == "distinct"] if view.plan else []
     rows.sort(key=lambda row: (row.replay_ms or 0.0, row.order))
     return Table(

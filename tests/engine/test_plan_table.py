@@ -7,6 +7,7 @@ import pytest
 from autotune.engine.plan import plan, plan_of
 from autotune.engine.prepare import prepare
 from autotune.engine.request import Request
+from autotune.ledger.prediction import AFTER_CAPTURE
 from autotune.records import dump_json
 
 
@@ -18,6 +19,20 @@ def test_a_plan_without_details_shows_what_a_run_predicts(recipe: str) -> None:
     light = prepare(request, detailed=False)
     assert all(len(stage.phases) <= 1 for c in light.candidates if c.prediction for stage in c.prediction.stages)
     assert any(len(stage.phases) > 1 for c in whole.candidates if c.prediction for stage in c.prediction.stages)
+
+
+def test_peaks_after_the_capture_are_those_of_its_phases() -> None:
+    """Where a survey ends before the capture, a report has to know them."""
+    whole = prepare(Request(recipe="nemotron3nano"))
+    rows = {row.name: row for row in plan(Request(recipe="nemotron3nano")).candidates}
+    seen = 0
+    for candidate in whole.candidates:
+        if candidate.prediction is not None:
+            phases = [p for s in candidate.prediction.stages for p in s.phases if p.iteration == AFTER_CAPTURE]
+            assert rows[candidate.boundary.key].after_capture_bytes == max(p.peak_bytes for p in phases)
+            seen += 1
+    assert seen > 10
+    assert {row.after_capture_bytes for row in plan(Request(recipe="llama_tiny")).candidates} == {None}
 
 
 @pytest.mark.parametrize("recipe", ["nemotron3nano", "moonlight16b", "deepseek_v3"])
