@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 
 from autotune.boundary.boundary import Boundary
 from autotune.report.run_view import RunView
