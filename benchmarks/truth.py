@@ -27,12 +27,13 @@ import autotune.trial
 from autotune.boundary.boundary import Boundary
 from autotune.errors import AutotuneError, RequestError
 from autotune.records import dump_json, from_builtins, to_builtins, write_atomically
+from autotune.search.survey import EXACT_PEAK_ERROR, EXACT_SAVING_ERROR
 from autotune.trial.attend import Limits
 from autotune.trial.launch import Zygote, run_trial
 from autotune.trial.record import TrialRecord
 from autotune.trial.spec import TrialSpec
 from autotune.trial.survey.launch import read_report, run_survey, survey_spec
-from autotune.trial.survey.plan import SurveyPlan, base_ladder
+from autotune.trial.survey.plan import SurveyPlan, base_ladder, followed_steps_of
 from autotune.trial.survey.report import SurveyReport
 from autotune.workload.architecture import classify
 from autotune.workload.pipeline import stages
@@ -162,7 +163,13 @@ class Bench:
 
     def survey(self, table: Table) -> None:
         """What one survey launch says of all candidates, with the time at which it said so."""
-        plan = SurveyPlan(labels=self._labels, candidates=tuple(self._boundaries), switch_to=0, timed_steps=5)
+        plan = SurveyPlan(
+            labels=self._labels,
+            candidates=tuple(self._boundaries),
+            followed_steps=followed_steps_of(self._workload, STEPS),
+            switch_to=0,
+            timed_steps=5,
+        )
         outcome = run_survey(self._spec, plan, self._run)
         if outcome.report is None:
             raise AutotuneError(f"the survey ended before its report: {outcome.launches[-1].failure}")
@@ -239,6 +246,8 @@ def survey_of(report: SurveyReport) -> dict[str, Any]:
     return {
         "base": _fields(report.base),
         "regions": [to_builtins(region) for region in report.regions],
+        "peak_error": EXACT_PEAK_ERROR,
+        "saving_error": EXACT_SAVING_ERROR,
         "switchable": list(report.labels),
         "inert": list(report.inert_labels),
         "predicted": [

@@ -107,7 +107,7 @@ def search(request: Request, prepared: Prepared, backend: TrialBackend, choice: 
         steady_steps=request.steady_steps,
         to_the_bit=backend.to_the_bit,
     )
-    plan, unsurveyed = survey_of(request, prepared, backend)
+    plan, unsurveyed = survey_of(request, prepared, backend, launch_steps=settings.min_steps)
     if plan is not None:
         prepared = replace(prepared, candidates=without_labels(prepared.candidates, plan.captured))
     evidence = Evidence(prepared.candidates, settings, max_slowdown=request.max_slowdown)
@@ -132,7 +132,7 @@ def search(request: Request, prepared: Prepared, backend: TrialBackend, choice: 
         notes = [f"evidence: {run_before.note}" for run_before in earlier]
         taken = usable_survey(earlier, [c.boundary for c in launchable(prepared.candidates)], limit_bytes) if plan else None
         if taken is not None:
-            notes.append(_take_over(cast("Planner", sampler), *taken))
+            notes.append(_take_over(cast("Planner", sampler), *taken, to_the_bit=backend.to_the_bit))
             on_event(Event(kind="note", text=notes[-1]))
         directory.write("workload.json", prepared.workload)
         directory.write("candidates.json", plan_of(prepared, limit_bytes))
@@ -176,9 +176,9 @@ def search(request: Request, prepared: Prepared, backend: TrialBackend, choice: 
         directory.close()
 
 
-def _take_over(planner: Planner, record: TrialRecord, report: SurveyReport) -> str:
+def _take_over(planner: Planner, record: TrialRecord, report: SurveyReport, *, to_the_bit: bool) -> str:
     """Give a planner the survey of an earlier run in place of a launch of its own; what to say of it."""
-    planner.tell_survey(record, findings_of(report, record))
+    planner.tell_survey(record, findings_of(report, record, to_the_bit=to_the_bit))
     known = f"{len(report.predicted)} settings, under {report.base.key}"
     return f"evidence: the survey of an earlier run ({known}) is taken in place of a launch"
 
@@ -219,13 +219,15 @@ def _announce(prepared: Prepared, choice: Choice, folder: Path, on_event: OnEven
         on_event(Event(kind="note", text=f"not covered by the ledger: {reason}"))
 
 
-def survey_of(request: Request, prepared: Prepared, backend: TrialBackend) -> tuple[SurveyPlan | None, str | None]:
+def survey_of(
+    request: Request, prepared: Prepared, backend: TrialBackend, *, launch_steps: int
+) -> tuple[SurveyPlan | None, str | None]:
     """What the first launch surveys; or, for a backend that launches real ranks, why there is no survey."""
     if not isinstance(backend, Driver):
         return None, None
     if request.sampler != "planner":
         return None, f"--sampler {request.sampler} launches what it proposes"
-    plan = plan_of_survey(prepared, request.mem_target_bytes)
+    plan = plan_of_survey(prepared, request.mem_target_bytes, launch_steps=launch_steps)
     return (None, plan) if isinstance(plan, str) else (plan, None)
 
 

@@ -186,7 +186,8 @@ class SearchLoop:
         from autotune.trial.survey.launch import read_report
 
         report = read_report((self.directory.path / self.directory.place(record.number)).parent)
-        return cast("Planner", self.sampler).tell_survey(record, findings_of(report, record) if report is not None else None)
+        found = findings_of(report, record, to_the_bit=self.backend.to_the_bit) if report is not None else None
+        return cast("Planner", self.sampler).tell_survey(record, found)
 
     def _tell(self, record: TrialRecord, proposal: Proposal) -> None:
         verdict = self._take(record, proposal)

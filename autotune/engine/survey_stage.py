@@ -11,19 +11,28 @@ from autotune.engine.prepare import Prepared
 from autotune.search.candidate import Candidate
 from autotune.search.early_stop import widest_selective
 from autotune.search.evidence import launchable
-from autotune.search.survey import PEAK_ERROR, SurveyedSetting, SurveyFindings
+from autotune.search.survey import (
+    EXACT_PEAK_ERROR,
+    EXACT_SAVING_ERROR,
+    PEAK_ERROR,
+    SAVING_ERROR,
+    SurveyedSetting,
+    SurveyFindings,
+)
 from autotune.trial.record import TrialRecord
 from autotune.trial.survey.launch import switched_records
-from autotune.trial.survey.plan import SurveyPlan, margin_of, not_surveyable
+from autotune.trial.survey.plan import SurveyPlan, followed_steps_of, margin_of, not_surveyable
 from autotune.trial.survey.report import PredictedSetting, SurveyReport
 
 
-def plan_of_survey(prepared: Prepared, limit_bytes: int | None) -> SurveyPlan | str:
+def plan_of_survey(prepared: Prepared, limit_bytes: int | None, *, launch_steps: int) -> SurveyPlan | str:
     """What a survey of a workload is to do; or why there can be none.
 
     Args:
         prepared: The workload with its candidates.
         limit_bytes: Memory of a rank.
+        launch_steps: Of an ordinary launch. Where experts are spread over ranks each step routes its own tokens, so the survey
+            follows all of them; else every step moves the same bytes.
     """
     refused = not_surveyable(prepared.workload)
     if refused is not None:
@@ -47,6 +56,7 @@ def plan_of_survey(prepared: Prepared, limit_bytes: int | None) -> SurveyPlan | 
         candidates=tuple(known),
         limit_bytes=limit_bytes,
         margin=margin_of(prepared.workload),
+        followed_steps=followed_steps_of(prepared.workload, launch_steps),
         full=bool(full),
         captured=captured,
         warmup_only=tuple(sorted(free & set(labels))),
@@ -111,19 +121,23 @@ def _without(boundary: Boundary, labels: Iterable[str]) -> Boundary:
     return Boundary.selective(label for label in boundary.modules if label not in set(labels))
 
 
-def findings_of(report: SurveyReport, launch: TrialRecord) -> SurveyFindings:
+def findings_of(report: SurveyReport, launch: TrialRecord, *, to_the_bit: bool) -> SurveyFindings:
     """Findings of a survey launch: every predicted setting, and the settings it switched to.
 
     Args:
         report: ``survey.json`` of the launch.
         launch: The launch's own record; switched records are numbered after it but are no launches.
+        to_the_bit: Whether the backend's launches repeat each other, in bytes too.
     """
     return SurveyFindings(
         base=report.base,
         settings=tuple(_setting(setting) for setting in report.predicted),
         switched=tuple(switched_records(report, launch, launch.number)),
+        peak_error=EXACT_PEAK_ERROR if to_the_bit else PEAK_ERROR,
+        saving_error=EXACT_SAVING_ERROR if to_the_bit else SAVING_ERROR,
         inert_labels=report.inert_labels,
         base_step_ms=report.base_step_ms,
+        base_peak_bytes=max((max(phases.values()) for phases in report.base_measured.values()), default=None),
     )
 
 
@@ -135,6 +149,7 @@ def _setting(setting: PredictedSetting) -> SurveyedSetting:
     return SurveyedSetting(
         boundary=setting.boundary,
         peak_bytes=setting.peak_bytes,
+        frozen_peak_bytes=setting.frozen_peak_bytes,
         phases=phases,
         replay_ms=setting.price.replay_ms,
         replay_error_ms=setting.price.standard_error_ms,

@@ -63,16 +63,19 @@ def seen_in_survey(
             reserved bytes of one of its settings.
     """
     seen: list[Seen] = []
+    peaks = findings.measured_bytes
+    if findings.base_peak_bytes is not None:
+        peaks = {findings.base: findings.base_peak_bytes, **peaks}
     base = replace(launch, completed=True, failure=None, step_ms=findings.base_step_ms) if launch.ranks else launch
     for record in (base, *findings.switched):
-        peaks = [rank.allocated_peak_bytes for rank in record.ranks.values()]
-        if record.completed and peaks:
-            peak = held(record.boundary, max(peaks))
+        if record.completed and record.boundary in peaks:
+            peak = held(record.boundary, peaks[record.boundary])
             seen.append(PeakSeen(boundary=record.boundary, peak_bytes=peak, phases={}, in_process=True))
         if record.completed and record.step_ms:
             middle, count = median(record.step_ms), len(record.step_ms)
             scatter = max(stdev(record.step_ms) / middle / count**0.5, SMALLEST_SCATTER) if count > 1 else None
             seen.append(StepSeen(boundary=record.boundary, step_ms=middle, process=launch.number, scatter=scatter))
         elif record.failure is not None and record.failure.failure_class in _MEMORY_FAILURES:
-            seen.append(FailureSeen(boundary=record.boundary, above_bytes=limit_bytes, in_process=True))
+            above = limit_bytes + findings.other_steps_bytes(record.boundary)
+            seen.append(FailureSeen(boundary=record.boundary, above_bytes=above, in_process=True))
     return seen

@@ -21,6 +21,10 @@ PEAK_ERROR = 0.002
 """Relative standard error of a surveyed peak (measured: 0.0 to 0.37 % on one rank, up to 0.83 % with free routing)."""
 SAVING_ERROR = 0.005
 """Relative standard error of the bytes that a label saves."""
+EXACT_PEAK_ERROR = 0.0005
+EXACT_SAVING_ERROR = 0.001
+"""The same where a launch counts the same bytes each time, as on a CPU: of 302 settings of five recipes none was off by more than
+0.03 % in a fresh launch, under expert parallelism too (docs/survey.md)."""
 _Z95 = 1.645
 
 
@@ -34,6 +38,8 @@ class SurveyedSetting:
     replay_ms: float
     replay_error_ms: float = 0.0
     replay_ms_by_label: Mapping[str, float] = field(default_factory=dict)
+    frozen_peak_bytes: int | None = None
+    """Peak of the one step that switched steps repeat; None where that is the highest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class SurveyFindings:
         saving_error: Relative standard error of the bytes that a label saves, in all its settings alike.
         inert_labels: Labels without a region.
         base_step_ms: Steps of the base interleaved with those of the switched settings; empty where nothing was switched to.
+        base_peak_bytes: Of the base's own steps, measured. The launch's record has the highest of all settings it ran.
     """
 
     base: Boundary
@@ -57,12 +64,19 @@ class SurveyFindings:
     saving_error: float = SAVING_ERROR
     inert_labels: tuple[str, ...] = ()
     base_step_ms: tuple[float, ...] = ()
+    base_peak_bytes: int | None = None
 
     @property
     def measured_bytes(self) -> dict[Boundary, int]:
-        """Peaks of the settings that ran in the launch."""
+        """Peaks that a launch of each setting that was switched to would have, by what its frozen step had."""
         whole = [r for r in self.switched if r.completed and r.ranks]
-        return {r.boundary: max(rank.allocated_peak_bytes for rank in r.ranks.values()) for r in whole}
+        peaks = {r.boundary: max(rank.allocated_peak_bytes for rank in r.ranks.values()) for r in whole}
+        return {boundary: peak + self.other_steps_bytes(boundary) for boundary, peak in peaks.items()}
+
+    def other_steps_bytes(self, boundary: Boundary) -> int:
+        """How much higher a setting's highest step is predicted than the one that switched steps repeat."""
+        setting = next((s for s in self.settings if s.boundary == boundary), None)
+        return 0 if setting is None or setting.frozen_peak_bytes is None else setting.peak_bytes - setting.frozen_peak_bytes
 
     @property
     def surprise(self) -> float:

@@ -54,7 +54,7 @@ def findings_from_table(
     base = launch.boundary
     if survey.get("predicted"):
         settings = tuple(_given(row) for row in survey["predicted"])
-        errors = (PEAK_ERROR, SAVING_ERROR)
+        errors = (float(survey.get("peak_error", PEAK_ERROR)), float(survey.get("saving_error", SAVING_ERROR)))
     else:
         phases: dict[str, int] = defaultdict(int)
         for rank in launch.ranks.values():
@@ -65,7 +65,7 @@ def findings_from_table(
     inert = sorted({str(row["label"]) for row in survey.get("regions", ()) if row.get("inert")})
     return SurveyFindings(
         base=base, settings=settings, switched=tuple(switched), peak_error=errors[0], saving_error=errors[1],
-        inert_labels=tuple(inert),
+        inert_labels=tuple(inert), base_peak_bytes=max(r.allocated_peak_bytes for r in launch.ranks.values()),
     )  # fmt: skip
 
 

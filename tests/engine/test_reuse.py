@@ -94,7 +94,7 @@ def test_the_survey_of_a_matching_run_is_taken_in_place_of_a_launch(tmp_path: Pa
     planner = Planner(space(), evidence, world.lacks, draws=300, survey=True)
     for record in earlier.full:
         planner.tell(record)
-    planner.tell_survey(taken[0], findings_of(taken[1], taken[0]))
+    planner.tell_survey(taken[0], findings_of(taken[1], taken[0], to_the_bit=True))
     world.launches.clear()
     for number in range(20):
         if planner.done() is not None:
@@ -132,7 +132,7 @@ def test_what_ran_out_of_memory_under_a_lower_limit_says_nothing(
     earlier = read_earlier(tmp_path / "run", workload, workload_digest(workload), "gpu")
     taken = usable_survey([earlier], [c.boundary for c in space()], round(limit_gb * 10**9))
     assert taken is not None
-    failed = [r.boundary for r in findings_of(taken[1], taken[0]).switched if r.failure is not None]
+    failed = [r.boundary for r in findings_of(taken[1], taken[0], to_the_bit=True).switched if r.failure is not None]
     assert failed == ([over] if known else [])
 
 

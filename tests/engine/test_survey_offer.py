@@ -35,7 +35,7 @@ def offer(recipe: str, *overrides: str, **changes: Any) -> tuple[SurveyPlan | No
     for section, fields in changes.items():
         workload = replace(workload, **{section: replace(getattr(workload, section), **fields)})
     backend: Any = Launches()
-    return survey_of(request, replace(prepared, workload=workload), backend)
+    return survey_of(request, replace(prepared, workload=workload), backend, launch_steps=4)
 
 
 def test_a_recipe_without_graphs_is_surveyed_under_all_its_labels() -> None:
@@ -92,19 +92,19 @@ def test_without_any_label_left_the_reason_names_what_is_captured() -> None:
 def test_a_space_with_other_full_settings_alone_is_not_surveyed() -> None:
     prepared = prepare(Request(recipe="llama3_8b", mem_target_bytes=75 * 10**9), detailed=False)
     refused = replace(prepared, candidates=tuple(c for c in prepared.candidates if c.boundary != Boundary.full("uniform", 1)))
-    why = plan_of_survey(refused, 75 * 10**9)
+    why = plan_of_survey(refused, 75 * 10**9, launch_steps=4)
     assert isinstance(why, str) and why.endswith("under full/uniform/1, which cannot run here: it is not in the space")
 
 
 def test_labels_that_are_refused_together_leave_the_widest_set_and_what_it_can_tell_of() -> None:
     prepared = prepare(Request(recipe="moonlight16b", mem_target_bytes=75 * 10**9), detailed=False)
-    plan = plan_of_survey(prepared, None)
+    plan = plan_of_survey(prepared, None, launch_steps=4)
     assert isinstance(plan, SurveyPlan)
     union = set(plan.labels)
     candidates = tuple(
         replace(c, status="invalid") if {"moe", "moe_act"} <= set(c.boundary.modules) else c for c in prepared.candidates
     )
-    narrower = plan_of_survey(replace(prepared, candidates=candidates), None)
+    narrower = plan_of_survey(replace(prepared, candidates=candidates), None, launch_steps=4)
     assert isinstance(narrower, SurveyPlan)
     assert len(narrower.labels) == len(union) - 1 and set(narrower.labels) < union
     assert all(set(boundary.modules) <= set(narrower.labels) for boundary in narrower.candidates)

@@ -66,7 +66,7 @@ def search(world: World, *, survey: bool, seed: int = 0, permute: int | None = N
         record = record if permute is None else renumbered(record)
         if proposal.survey:
             record = replace(record, kind="switched", step_ms=())
-            findings = findings_of(report_of(world), record) if record.completed else None
+            findings = findings_of(report_of(world), record, to_the_bit=False) if record.completed else None
             planner.tell_survey(record, findings)
         else:
             planner.tell(record)

@@ -11,7 +11,9 @@ from toy_space import World, predict, settings, space
 from autotune.boundary.boundary import Boundary
 from autotune.search.certificate import certificate
 from autotune.search.evidence import Evidence
+from autotune.search.observations import FailureSeen, PeakSeen, StepSeen
 from autotune.search.planner import Planner
+from autotune.search.seen import seen_in_survey
 from autotune.search.survey import SurveyedSetting, SurveyFindings, candidates_after_survey
 from autotune.search.survey_regions import findings_from_table
 from autotune.trial.record import Failure, RankRecord, TrialRecord
@@ -172,3 +174,19 @@ def test_the_same_findings_give_the_same_run_in_any_order() -> None:
         evidence, _ = search(world, SurveyFindings(base=FULL, settings=tuple(rows)))
         runs.append((world.launches, evidence.best()))
     assert runs[0] == runs[1]
+
+
+def test_the_base_is_seen_by_its_own_steps_and_switched_ones_by_what_a_launch_needs() -> None:
+    """The launch's record has the highest peak of all that it ran; a switched step repeats one batch of several."""
+    world = World(limit_gb=70.0)
+    moe = Boundary.selective(["moe"])
+    launch = world.run(FULL, 0)
+    launch = replace(launch, ranks={r: replace(rank, allocated_peak_bytes=10**12) for r, rank in launch.ranks.items()})
+    rows = tuple(replace(s, frozen_peak_bytes=s.peak_bytes - 3_000) for s in surveyed(world))
+    failed = replace(switched(Boundary.selective(), world, over=True), step_ms=())
+    findings = SurveyFindings(base=FULL, settings=rows, switched=(switched(moe, world), failed), base_peak_bytes=7)
+    seen = {one.boundary: one for one in seen_in_survey(launch, findings, 1_000) if not isinstance(one, StepSeen)}
+    base, tried, over = seen[FULL], seen[moe], seen[Boundary.selective()]
+    assert isinstance(base, PeakSeen) and base.peak_bytes == 7
+    assert isinstance(tried, PeakSeen) and tried.peak_bytes == findings.measured_bytes[moe] == world.peak_bytes(moe) + 3_000
+    assert isinstance(over, FailureSeen) and over.above_bytes == 4_000

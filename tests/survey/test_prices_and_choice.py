@@ -6,7 +6,7 @@ import pytest
 from toy_machine import Checkpointed, Op, play
 
 from autotune.boundary.boundary import Boundary
-from autotune.trial.survey.choose import all_settings, choose, join
+from autotune.trial.survey.choose import all_settings, choose, join, over
 from autotune.trial.survey.normalise import normalise
 from autotune.trial.survey.plan import SurveyPlan
 from autotune.trial.survey.prices import Price, PriceList
@@ -84,6 +84,24 @@ def test_a_prediction_just_above_the_limit_is_tried_last() -> None:
     assert [s.boundary for s in choose(SPACE, SurveyPlan(labels=("a",), limit_bytes=890), base=FULL)] == [AB]
 
 
+def test_what_is_over_the_limit_is_tried_only_where_it_is_cheaper_than_all_that_fits() -> None:
+    """It may end the launch, and what costs more than a setting that fits is of no use."""
+    plan = SurveyPlan(labels=("a", "b"), limit_bytes=899, margin=0.2, switch_to=4)
+    dearer = predicted(Boundary.selective(["c"]), 950, 20)
+    chosen = choose([*SPACE, dearer], plan, base=FULL)
+    assert [(s.boundary, over(s, plan)) for s in chosen] == [(AB, False), (A, True), (CONTROL, True)]
+
+
+def test_a_launch_needs_what_its_highest_step_needs_and_the_switched_steps_repeat_the_last() -> None:
+    steps = [{"backward": 10, "loss": 30}, {"backward": 50, "loss": 20}, {"backward": 40, "loss": 25}]
+    other = [{"backward": 5}, {"backward": 5}, {"backward": 45}]
+    free = Price(replay_ms=0.0, standard_error_ms=0.0)
+    (joined,) = join([A], [[(steps, free)], [(other, free)]])
+    assert joined.ranks == {0: {"backward": 50, "loss": 30}, 1: {"backward": 45}}
+    assert (joined.peak_bytes, joined.rank, joined.step_peaks_bytes) == (50, 0, (30, 50, 45))
+    assert joined.frozen_ranks == {0: steps[2], 1: other[2]} and joined.frozen_peak_bytes == 45
+
+
 def test_settings_of_equal_effect_are_tried_once() -> None:
     chosen = [setting.boundary for setting in choose(SPACE, SurveyPlan(labels=("a", "b"), switch_to=-1), base=FULL)]
     assert chosen == [AB, A, CONTROL]
@@ -91,8 +109,8 @@ def test_settings_of_equal_effect_are_tried_once() -> None:
 
 def test_the_highest_rank_and_the_longest_replay_count() -> None:
     rows = [
-        [({"backward": 10, "loss": 30}, Price(replay_ms=1.0, standard_error_ms=0.1))],
-        [({"backward": 40, "loss": 20}, Price(replay_ms=0.5, standard_error_ms=0.3))],
+        [([{"backward": 10, "loss": 30}], Price(replay_ms=1.0, standard_error_ms=0.1))],
+        [([{"backward": 40, "loss": 20}], Price(replay_ms=0.5, standard_error_ms=0.3))],
     ]
     (joined,) = join([A], rows)
     assert (joined.peak_bytes, joined.rank, joined.phase, joined.price.replay_ms) == (40, 1, "backward", 1.0)

@@ -95,12 +95,17 @@ def test_the_walk_stops_at_a_layer_so_that_a_stack_is_walked_once() -> None:
     assert retaining_regions([Node(Node(before, into=0))], lambda region: region == 0) == {0}
 
 
-def test_every_step_sees_the_batches_of_the_first() -> None:
-    frozen = FrozenBatches(iter([{"tokens": 1}, {"tokens": 2}, {"tokens": 3}]))
-    first = [next(frozen), next(frozen)]
-    first[0].pop("tokens")
-    frozen.rewind()
-    assert [next(frozen), next(frozen)] == [{"tokens": 1}, {"tokens": 2}]
+def test_a_step_has_its_own_batches_until_one_is_repeated() -> None:
+    batches = FrozenBatches(iter([{"tokens": number} for number in range(1, 7)]))
+    assert [next(batches), next(batches)] == [{"tokens": 1}, {"tokens": 2}]
+    batches.go_on()
+    second = [next(batches), next(batches)]
+    assert second == [{"tokens": 3}, {"tokens": 4}]
+    second[0].pop("tokens")
+    batches.rewind()
+    assert [next(batches), next(batches)] == [{"tokens": 3}, {"tokens": 4}]
+    batches.go_on()
+    assert next(batches) == {"tokens": 5}
 
 
 def test_random_states_are_restored_whichever_kind_the_tracker_has() -> None:
@@ -230,8 +235,8 @@ def test_a_folder_gives_back_its_report_and_predicts_further_settings(tmp_path: 
     (tmp_path / "survey.json").write_text(dump_json(report()))
     assert read_report(tmp_path) == report()
     trace = play(LAYERS, FULL).trace()
-    (tmp_path / "survey").mkdir()
-    (tmp_path / "survey" / "000.json").write_text(dump_json(trace, indent=-1))
+    (tmp_path / "survey" / "step-0").mkdir(parents=True)
+    (tmp_path / "survey" / "step-0" / "000.json").write_text(dump_json(trace, indent=-1))
     later = predict_later(tmp_path, CONTROL)
     assert later[0].phases["backward"] == play(LAYERS, CONTROL).phases["backward"]
     assert to_builtins(later[0])["boundary"]["granularity"] == "selective"

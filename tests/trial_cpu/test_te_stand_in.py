@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from autotune.trial.prelude.te_stand_in import kernels  # noqa: E402
 from autotune.trial.prelude.te_stand_in.attention import DotProductAttention  # noqa: E402
 from autotune.trial.prelude.te_stand_in.grouped_linear import GroupedLinear  # noqa: E402
 from autotune.trial.prelude.te_stand_in.linear import LayerNormLinear, Linear  # noqa: E402
@@ -265,3 +267,25 @@ def test_multi_tensor_functions() -> None:
     assert flag.item() == 0
     multi_tensor_scale(0, flag, [[torch.tensor([float("inf")])], [torch.empty(1)]], 1.0)
     assert flag.item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cpu_that_is_slow_at_16_bits_multiplies_in_single_precision(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result has its type, and nothing that is made on the way is the model's memory."""
+    inside: list[str] = []
+
+    @contextlib.contextmanager
+    def scratch() -> Iterator[None]:
+        inside.append("in")
+        yield
+
+    monkeypatch.setattr(kernels, "multiplies", lambda of: of not in (torch.bfloat16, torch.float16))
+    monkeypatch.setattr(kernels, "_scratch", [scratch])
+    monkeypatch.setattr(torch, "mm", None)  # The slow product.
+    a, b = torch.randn(8, 16).to(dtype), torch.randn(16, 4).to(dtype)
+    exact = (a.double() @ b.double()).to(dtype)
+    assert torch.equal(kernels.matmul(a, b), exact) and kernels.matmul(a, b).dtype == dtype
+    total = torch.ones(8, 4, dtype=dtype)
+    kernels.matmul_into(total, a, b, accumulate=True)
+    torch.testing.assert_close(total, exact + 1)
+    assert inside == ["in"] * 3

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from autotune.trial.prelude.allocator import Counter
+from autotune.trial.prelude.te_stand_in.kernels import multiplies
 
 
 def install(counter: Counter) -> None:
@@ -32,7 +33,23 @@ def install(counter: Counter) -> None:
     torch.compile = compile
     for name in ("matmul", "mm", "bmm", "addmm", "baddbmm"):
         for owner in (torch, Tensor):
-            setattr(owner, name, _one_kernel(getattr(owner, name), counter))
+            setattr(owner, name, _one_kernel(_product(getattr(owner, name)), counter))
+
+
+def _product(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A matrix product in single precision where this CPU is slow at its type; the result has the type all the same."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        slow = {v.dtype for v in arguments if isinstance(v, Tensor) and not multiplies(v.dtype)}
+        tracked = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in arguments)
+        if len(slow) != 1 or tracked or keywords.get("out") is not None:
+            return function(*arguments, **keywords)
+        (dtype,) = slow
+        wide = (v.float() if isinstance(v, Tensor) and v.dtype == dtype else v for v in arguments)
+        return function(*wide, **keywords).to(dtype)
+
+    return call
 
 
 def _one_kernel(function: Callable[..., Any], counter: Counter) -> Callable[..., Any]:

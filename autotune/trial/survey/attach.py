@@ -15,9 +15,9 @@ from typing import Any
 
 from autotune.boundary.boundary import Boundary
 from autotune.records import dump_json, from_builtins, to_builtins, write_atomically
-from autotune.trial.survey.choose import all_settings, choose, join
+from autotune.trial.survey.choose import all_settings, choose, highest, join, over
 from autotune.trial.survey.freeze import Freezer
-from autotune.trial.survey.guards import closing_balance, largest_difference
+from autotune.trial.survey.guards import balance_guard, closing_balance, phases_guard
 from autotune.trial.survey.normalise import normalise
 from autotune.trial.survey.own_work import checkpoint_own_ms
 from autotune.trial.survey.phase_peaks import Predictor
@@ -57,11 +57,15 @@ class Conductor:
         self._optimizer: Any = None
         self._configs: list[Any] = []
         self._group: Any = None
-        self._recorders: list[Recorder] = []
+        self._traces: list[Trace] = []
+        self._units_total = 0
+        self._times: list[list[float | None]] = []
         self._recorder: Recorder | None = None
-        self._queue: list[tuple[str, Boundary]] = [("plain", self._base)] * plan.plain_steps
-        self._queue += [(kind, self._base) for _ in range(plan.cost_rounds) for kind in ("plain", "bytes", "plain", "times")]
-        self._queue += [("bytes", self._base)] + [("times", self._base)] * plan.timed_steps
+        kinds = ["plain"] * plan.plain_steps + ["bytes"] * plan.followed_steps + ["plain"]
+        kinds += ["plain", "bytes", "plain", "times"] * plan.cost_rounds + ["times"] * plan.timed_steps
+        self._queue: list[tuple[str, Boundary]] = [(kind, self._base) for kind in kinds]
+        self._near: list[tuple[str, Boundary]] | None = []
+        """Steps of settings predicted to be over the limit, which come last; None once they are in the queue."""
         self._current: tuple[str, Boundary] = ("plain", self._base)
         self._phases: dict[str, list[dict[str, int]]] = defaultdict(list)
         self._numbers: dict[Boundary, list[tuple[float | None, float | None]]] = defaultdict(list)
@@ -101,7 +105,9 @@ class Conductor:
         """Agree on what this step is, and make it so."""
         self._current = self._agree(self._queue.pop(0))
         kind, boundary = self._current
-        self._freezer.start_step(self._optimizer, self._configs)
+        # The last recorded step still has the weights that a launch has there, and is the first of its kind.
+        freeze = step >= self._plan.plain_steps + self._plan.followed_steps
+        self._freezer.start_step(self._optimizer, self._configs, freeze=freeze)
         self._switch.set(boundary)
         self._recorder = self._new_recorder(kind) if kind in ("bytes", "times") else None
         self._switch.record(self._recorder)
@@ -121,14 +127,21 @@ class Conductor:
         self._switch.record(None)
         if self._recorder is not None:
             self._recorder.stop()
-            self._recorders.append(self._recorder)
+            if kind == "times":
+                self._times.append(self._recorder.times_ms())
+            elif len(self._traces) < self._plan.followed_steps:
+                self._traces.append(self._recorder.trace(self._session.rank))
+                self._units_total = self._recorder.units_total
             self._recorder = None
         self._step_ms[kind].append(iteration["step_ms"])
-        self._numbers[boundary].append((loss, grad_norm))
+        if step >= self._plan.plain_steps + self._plan.followed_steps:
+            self._numbers[boundary].append((loss, grad_norm))
         self._phases[kind if kind != "switched" else f"switched {boundary.key}"].append(dict(iteration["phases"]))
         if kind == "interleaved":
             own_ms = iteration["step_ms"] if self._session.counter is None else thread_ms
             self._interleaved[boundary].append(max(self._gather(own_ms)))
+            if not self._queue or self._queue[0][0] != "interleaved":
+                self._timed()
         if self._report is None:
             if not self._queue:
                 self._survey()
@@ -154,33 +167,44 @@ class Conductor:
     def _survey(self) -> None:
         """Predict every setting on every rank and decide what to switch to."""
         began = time.perf_counter()
-        by_bytes, *by_time = self._recorders[-1 - self._plan.timed_steps :]
-        self._recorders = []
-        trace = by_bytes.trace(self._session.rank)
-        timeline = normalise(trace)
-        prices = PriceList(timeline, [recorder.times_ms() for recorder in by_time], by_bytes.units_total, self._own_ms)
+        timelines = [normalise(trace) for trace in self._traces]
+        timeline = timelines[-1]
+        prices = PriceList(timeline, self._times[-self._plan.timed_steps :], self._units_total, self._own_ms)
         layers = max((len(timeline.layers_of_unit(unit)) for unit in {r.unit for r in timeline.regions}), default=0)
         found = self._gather((timeline.labels, layers, sorted(self._switch.unknown)))
         labels = tuple(sorted({label for rank_labels, _, _ in found for label in rank_labels}))
         candidates = self._plan.candidates or all_settings(labels, max(count for _, count, _ in found), full=self._plan.full)
-        predictor = Predictor(timeline)
-        own = [(dict(predictor.predict(b).phases), prices.price(self._plan.charged(b))) for b in candidates]
-        base = self._phases["plain"][-1]
-        own_base = dict(predictor.predict(self._base).phases)
+        predictors = [Predictor(of_step) for of_step in timelines]
+
+        def phases_of(boundary: Boundary) -> list[dict[str, int]]:
+            return [dict(predictor.predict(boundary).phases) for predictor in predictors]
+
+        own = [(phases_of(b), prices.price(self._plan.charged(b))) for b in candidates]
+        recorded = self._phases["bytes"][: self._plan.followed_steps]
+        base, own_base = highest(recorded), highest(phases_of(self._base))
         balance = closing_balance(timeline)
         retained = sum(2 * r.gradient_input_bytes for r in timeline.regions if r.retains and r.unit == 0 and r.label == "layer")
         gathered = self._gather(
-            (own, base, own_base, self._phases["bytes"][-1], (balance.unexplained_bytes, balance.fraction), retained)
+            (
+                own,
+                base,
+                own_base,
+                (recorded[-1], self._phases["plain"][-1]),
+                (balance.unexplained_bytes, balance.fraction),
+                retained,
+            )
         )
         predicted = join(candidates, [ranks[0] for ranks in gathered])
         guards = (
             self._unknown_guard([name for _, _, names in found for name in names]),
-            _balance_guard([ranks[4] for ranks in gathered]),
-            _phases_guard("surveyed_peak_is_plain_peak", [(ranks[3], ranks[1]) for ranks in gathered], 0.001),
-            _phases_guard("base_is_predicted", [(ranks[2], ranks[3]) for ranks in gathered], 0.002),
+            balance_guard([ranks[4] for ranks in gathered]),
+            phases_guard("surveyed_peak_is_plain_peak", [ranks[3] for ranks in gathered], 0.001),
+            phases_guard("base_is_predicted", [(ranks[2], ranks[1]) for ranks in gathered], 0.002),
         )
         chosen = choose(predicted, self._plan, base=self._base)
-        self._queue = [("switched", setting.boundary) for setting in chosen for _ in range(self._plan.steps_each)]
+        steps = [(over(s, self._plan), ("switched", s.boundary)) for s in chosen for _ in range(self._plan.steps_each)]
+        self._queue = [step for last, step in steps if not last]
+        self._near = [step for last, step in steps if last]
         self._report = SurveyReport(
             base=self._base,
             world_size=self._session.spec.world_size,
@@ -208,16 +232,19 @@ class Conductor:
                 "regions": len(timeline.regions),
                 "saved": len(timeline.entries),
                 "moments": len(timeline.moments),
-                "units": by_bytes.units_total,
+                "units": self._units_total,
+                "recorded_steps": len(timelines),
             },
         )
-        self._save(trace)
+        self._save()
         self._write()
+        if not self._queue:
+            self._queue = self._rest()
 
     def _recording_cost_ms(self) -> dict[str, tuple[float, ...]]:
         """Thread time of each recorded and timed step of the rounds over that of the plain step before it."""
-        plain = self._host_ms["plain"][self._plan.plain_steps :]
-        pairs = {"bytes": zip(self._host_ms["bytes"], plain[0::2], strict=False)}
+        plain = self._host_ms["plain"][self._plan.plain_steps + 1 :]
+        pairs = {"bytes": zip(self._host_ms["bytes"][self._plan.followed_steps :], plain[0::2], strict=False)}
         pairs["times"] = zip(self._host_ms["times"], plain[1::2], strict=False)
         return {kind: tuple(own - before for own, before in of_kind) for kind, of_kind in pairs.items()}
 
@@ -242,11 +269,19 @@ class Conductor:
             self._report = _replaced(self._report, switched=(*self._report.switched, setting), trying=None)
             self._write()
             if not self._queue:
-                fitting = [s.boundary for s in self._report.switched if self._fits(s.peak_bytes)]
-                # In another order each round, the same on all ranks: what ran before a step shows in its time.
-                orders = (random.Random(number) for number in range(self._plan.interleaved_rounds))
-                settings = [self._base, *fitting]
-                self._queue = [("interleaved", b) for order in orders for b in order.sample(settings, len(settings))]
+                self._queue = self._rest()
+
+    def _rest(self) -> list[tuple[str, Boundary]]:
+        """Interleaved steps of what fitted; after them, since an out-of-memory ends the launch, what may not fit."""
+        assert self._report is not None
+        near, self._near = self._near, None
+        if near is None or self._plan.switch_to == 0:
+            return []
+        fitting = [s.boundary for s in self._report.switched if self._fits(s.peak_bytes)]
+        # In another order each round, the same on all ranks: what ran before a step shows in its time.
+        orders = (random.Random(number) for number in range(self._plan.interleaved_rounds))
+        settings = [self._base, *fitting]
+        return [*(("interleaved", b) for order in orders for b in order.sample(settings, len(settings))), *near]
 
     def _fits(self, peak_bytes: int) -> bool:
         return self._plan.limit_bytes is None or peak_bytes <= self._plan.limit_bytes
@@ -256,10 +291,11 @@ class Conductor:
         predicted = self._report.prediction(boundary)
         if predicted is None:
             return 0.0
-        errors = [max(predicted.ranks[rank].values()) / max(phases.values()) - 1 for rank, phases in ranks.items()]
+        errors = [max(predicted.frozen_ranks[rank].values()) / max(phases.values()) - 1 for rank, phases in ranks.items()]
         return max(errors, key=abs)
 
-    def _finish(self, step: int) -> None:
+    def _timed(self) -> None:
+        """Interleaving is over; what comes now may end the launch."""
         assert self._report is not None
         # An eager step pays for replays that a step with captured graphs does not have.
         steps = {b: tuple(times) for b, times in self._interleaved.items() if self._plan.charged(b) == b}
@@ -267,8 +303,12 @@ class Conductor:
             self._report,
             switched=tuple(_replaced(s, step_ms=steps.get(s.boundary, ())) for s in self._report.switched),
             base_step_ms=steps.get(self._base, ()),
-            guards=(*self._report.guards, *self._number_guards()),
         )
+        self._write()
+
+    def _finish(self, step: int) -> None:
+        assert self._report is not None
+        self._report = _replaced(self._report, guards=(*self._report.guards, *self._number_guards()))
         self._write()
         self._session.stop_after = step
 
@@ -315,10 +355,12 @@ class Conductor:
         if self._session.rank == 0:
             write_atomically(Path(self._session.spec.folder) / "survey.json", dump_json(self._report))
 
-    def _save(self, trace: Trace) -> None:
-        folder = Path(self._session.spec.folder) / "survey"
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(trace, indent=-1))
+    def _save(self) -> None:
+        for number, trace in enumerate(self._traces):
+            folder = Path(self._session.spec.folder) / "survey" / f"step-{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / f"{self._session.rank:03d}.json", dump_json(trace, indent=-1))
+        self._traces = []
 
 
 _BEFORE_CAPTURE = "surveyed in warm-up steps, before graphs are captured: their memory pools are not in these figures"
@@ -334,27 +376,3 @@ def _replaced(record: Any, **changes: Any) -> Any:
     import dataclasses
 
     return dataclasses.replace(record, **changes)
-
-
-def _balance_guard(ranks: list[tuple[int, float]]) -> Guard:
-    unexplained, fraction = max(ranks, key=lambda pair: pair[1])
-    return Guard(
-        name="closing_balance",
-        passed=fraction <= 0.01,
-        detail=f"{unexplained} B of a layer's forward ({fraction:.2%}) not explained",
-    )
-
-
-def _phases_guard(name: Any, ranks: list[tuple[dict[str, int], dict[str, int]]], tolerance: float) -> Guard:
-    worst = (0.0, "", 0, 0)
-    for rank, (first, second) in enumerate(ranks):
-        peaks = max(first.values(), default=0), max(second.values(), default=0)
-        phase, difference = largest_difference(first, second)
-        worst = max(worst, (abs(peaks[0] - peaks[1]) / max(peaks[1], 1), phase, difference, rank), key=lambda item: item[0:1])
-        if not worst[1]:
-            worst = (worst[0], phase, difference, rank)
-    return Guard(
-        name=name,
-        passed=worst[0] <= tolerance,
-        detail=f"peak differs by {worst[0]:.3%} on rank {worst[3]}; most in {worst[1]}, {worst[2]:+} B",
-    )

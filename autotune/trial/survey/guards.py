@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.trial.survey.report import Guard, GuardName
 from autotune.trial.survey.timeline import FORWARD_END, FORWARD_IN, FORWARD_OUT, Timeline
 
 
@@ -68,3 +69,29 @@ def largest_difference(first: Mapping[str, int], second: Mapping[str, int]) -> t
         return "", 0
     worst = max(sorted(phases), key=lambda phase: abs(first[phase] - second[phase]))
     return worst, first[worst] - second[worst]
+
+
+def balance_guard(ranks: Sequence[tuple[int, float]]) -> Guard:
+    """From each rank's worst unexplained bytes of a layer and their share of what it saved."""
+    unexplained, fraction = max(ranks, key=lambda pair: pair[1])
+    return Guard(
+        name="closing_balance",
+        passed=fraction <= 0.01,
+        detail=f"{unexplained} B of a layer's forward ({fraction:.2%}) not explained",
+    )
+
+
+def phases_guard(name: GuardName, ranks: Sequence[tuple[Mapping[str, int], Mapping[str, int]]], tolerance: float) -> Guard:
+    """Whether two sets of phase peaks, by rank, have the same highest peak, to a relative tolerance."""
+    worst = (0.0, "", 0, 0)
+    for rank, (first, second) in enumerate(ranks):
+        peaks = max(first.values(), default=0), max(second.values(), default=0)
+        phase, difference = largest_difference(first, second)
+        worst = max(worst, (abs(peaks[0] - peaks[1]) / max(peaks[1], 1), phase, difference, rank), key=lambda item: item[0:1])
+        if not worst[1]:
+            worst = (worst[0], phase, difference, rank)
+    return Guard(
+        name=name,
+        passed=worst[0] <= tolerance,
+        detail=f"peak differs by {worst[0]:.3%} on rank {worst[3]}; most in {worst[1]}, {worst[2]:+} B",
+    )

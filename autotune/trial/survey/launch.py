@@ -107,6 +107,11 @@ def _rank_record(rank: int, phases: Mapping[str, int]) -> RankRecord:
 
 
 def predict_later(folder: Path, boundary: Boundary) -> dict[int, SettingPeaks]:
-    """Predict one more setting, by rank, from the traces that a survey left in its folder."""
-    traces = (load_json(path, Trace) for path in sorted((folder / "survey").glob("*.json")))
-    return {trace.rank: Predictor(normalise(trace)).predict(boundary) for trace in traces}
+    """Predict one more setting from the traces that a survey left in its folder: by rank, its step with the highest peak."""
+    found: dict[int, SettingPeaks] = {}
+    for path in sorted((folder / "survey").glob("step-*/*.json")):
+        trace = load_json(path, Trace)
+        peaks = Predictor(normalise(trace)).predict(boundary)
+        if trace.rank not in found or peaks.peak_bytes > found[trace.rank].peak_bytes:
+            found[trace.rank] = peaks
+    return found

@@ -35,13 +35,17 @@ class SurveyPlan:
     """Memory limit of a rank. None: every candidate counts as fitting."""
     margin: float = MARGIN
     """Relative error that a prediction may have: up to so far above the limit a setting is still tried, last."""
-    plain_steps: int = 2
+    plain_steps: int = 1
     """Steps under the base before anything is recorded: the optimizer state exists after the first."""
+    followed_steps: int = 1
+    """Steps recorded after these. They train as an ordinary launch does, so each has that launch's batch and weights; all
+    later steps repeat the last one. Where every step moves the same bytes one is enough, else as many as a launch has."""
     timed_steps: int = 3
     cost_rounds: int = 0
     """Rounds of a plain, a recorded, a plain and a timed step before the survey's own: what recording costs, in pairs."""
     switch_to: int = 4
-    """How many settings to switch to: the cheapest predicted to fit. -1: all."""
+    """How many settings to switch to: the cheapest predicted to fit, and as many that are cheaper still and predicted to be over
+    the limit by less than the margin. -1: all."""
     steps_each: int = 2
     """Steps of each setting; the first still holds what the setting before it left, so the last ones count."""
     interleaved_rounds: int = 3
@@ -58,8 +62,8 @@ class SurveyPlan:
     @property
     def steps(self) -> int:
         """An upper bound of the steps of the launch."""
-        settings = self.switch_to if self.switch_to >= 0 else len(self.candidates) or 2 ** len(self.labels) + 200
-        survey = self.plain_steps + 4 * self.cost_rounds + 1 + self.timed_steps
+        settings = 2 * self.switch_to if self.switch_to >= 0 else len(self.candidates) or 2 ** len(self.labels) + 200
+        survey = self.plain_steps + self.followed_steps + 1 + 4 * self.cost_rounds + self.timed_steps
         return survey + settings * self.steps_each + self.interleaved_rounds * (settings + 1)
 
 
@@ -82,6 +86,11 @@ def not_surveyable(workload: Workload) -> str | None:
 def margin_of(workload: Workload) -> float:
     """Relative error that the predicted peaks of a workload may have against a fresh launch."""
     return EXPERT_MARGIN if workload.spreads_experts else MARGIN
+
+
+def followed_steps_of(workload: Workload, launch_steps: int) -> int:
+    """How many steps of a launch a survey records: with experts on several ranks each routes its own tokens, else one is all."""
+    return max(launch_steps - 1, 1) if workload.spreads_experts else 1
 
 
 def base_ladder(labels: Sequence[str], *, full: bool = True) -> tuple[Boundary, ...]:

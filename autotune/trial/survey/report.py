@@ -10,6 +10,15 @@ from autotune.boundary.boundary import Boundary
 from autotune.trial.survey.prices import Price
 from autotune.trial.survey.summary import RegionSummary
 
+GuardName = Literal[
+    "unknown_call_sites",
+    "closing_balance",
+    "surveyed_peak_is_plain_peak",
+    "base_is_predicted",
+    "frozen_batch",
+    "same_numbers",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedSetting:
@@ -21,9 +30,23 @@ class PredictedSetting:
     rank: int
     phase: str
     ranks: Mapping[int, Mapping[str, int]]
-    """Rank to phase to peak bytes."""
+    """Rank to phase to peak bytes, over all steps that were recorded: a launch has the same ones."""
     price: Price
     """Of the rank whose replays take longest."""
+    step_peaks_bytes: tuple[int, ...] = ()
+    """Highest over the ranks, by recorded step; empty where one was recorded."""
+    frozen: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """As ``ranks``, of the last recorded step, which all later ones repeat; empty where one was recorded."""
+
+    @property
+    def frozen_ranks(self) -> Mapping[int, Mapping[str, int]]:
+        """What the steps that the launch switches have to show."""
+        return self.frozen or self.ranks
+
+    @property
+    def frozen_peak_bytes(self) -> int:
+        """Highest over the ranks in those steps."""
+        return max(max(phases.values()) for phases in self.frozen_ranks.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +62,14 @@ class SwitchedSetting:
     loss: float | None = None
     grad_norm: float | None = None
     error_fraction: float = 0.0
-    """Predicted over measured peak, minus 1, of the rank where it is farthest off."""
+    """Predicted over measured peak of a frozen step, minus 1, of the rank where it is farthest off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """A check of the survey on itself."""
 
-    name: Literal[
-        "unknown_call_sites",
-        "closing_balance",
-        "surveyed_peak_is_plain_peak",
-        "base_is_predicted",
-        "frozen_batch",
-        "same_numbers",
-    ]
+    name: GuardName
     passed: bool
     detail: str
 
@@ -82,7 +98,7 @@ class SurveyReport:
     regions: tuple[RegionSummary, ...] = ()
     """Labels by kind of layer, on rank 0."""
     base_measured: Mapping[int, Mapping[str, int]]
-    """The base's phases by rank, a plain step."""
+    """The base's phases by rank, over the recorded steps; recording moves no peak, which a guard checks."""
     base_step_ms: tuple[float, ...] = ()
     """Interleaved steps of the base."""
     clock: Literal["device", "main thread"] = "device"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autotune.trial.prelude.te_stand_in.base import BaseModule
-from autotune.trial.prelude.te_stand_in.kernels import scratch, weight_gradient
+from autotune.trial.prelude.te_stand_in.kernels import product_into, scratch, weight_gradient
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -25,7 +25,7 @@ class _GroupedLinear(torch.autograd.Function):
             pieces = zip(torch.split(rows, splits), torch.split(out, splits), weights, strict=True)
             for index, (piece, target, weight) in enumerate(pieces):
                 if len(piece):
-                    torch.mm(piece, weight.t(), out=target)
+                    product_into(target, piece, weight.t())
                     if biases:
                         target.add_(biases[index])
         ctx.save_for_backward(rows, *weights)
@@ -42,8 +42,7 @@ class _GroupedLinear(torch.autograd.Function):
         if grad_rows is not None:
             for piece, target, weight in zip(grad_splits, torch.split(grad_rows, ctx.splits), weights, strict=True):
                 if len(piece):
-                    with scratch(), torch.no_grad():
-                        torch.mm(piece, weight, out=target)
+                    product_into(target, piece, weight)
         grad_weights: list[Tensor | None] = [None] * len(weights)
         if weights[0].requires_grad:
             pieces = zip(grad_splits, torch.split(rows, ctx.splits), weights, strict=True)
