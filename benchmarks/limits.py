@@ -47,6 +47,8 @@ class SearchRow:
     """How near to the limit, in percent of it, the nearest true peak is of the settings as cheap as the optimum or cheaper."""
     launches: int
     """Whole ones, the survey's among them."""
+    launched: tuple[str, ...]
+    """Each of them: setting, repeat reason, status."""
     dearer_percent: float | None
     found: bool
     false_pass: bool
@@ -107,6 +109,7 @@ def search(truth: Truth, recipe: str, limit_bytes: int) -> SearchRow:
         true_peak_bytes=round(truth.peak_bytes(answer)) if answer is not None else None,
         nearest_percent=round(min(abs(100 * (truth.peak_bytes(b) / limit_bytes - 1)) for b in decisive), 3),
         launches=len(found.trials),
+        launched=tuple(f"{t.name}{f' ({t.repeat_reason})' if t.repeat_reason else ''}: {t.status}" for t in found.trials),
         dearer_percent=None if dearer is None else round(max(0.0, dearer), 3),
         found=answer == optimum or (dearer is not None and dearer <= 100 * WITHIN),
         false_pass=answer is not None and truth.peak_bytes(answer) > limit_bytes,
@@ -136,7 +139,7 @@ def render(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         words = [
             f"{row['limit_bytes'] / 1e6:.2f} MB: {row['answer'] or 'none'} ({row['verdict']}",
-            f"{row['launches']} launches, {row['wall_s']:.0f} s)",
+            f"{row['launches']} launches: {', '.join(row['launched'])}; {row['wall_s']:.0f} s)",
             f"optimum {row['optimum'] or 'none'}, dearer {row['dearer_percent']} %, found {row['found']}",
             f"false pass {row['false_pass']}, nearest peak {row['nearest_percent']} %",
             f"certificate wrong {', '.join(row['certificate_wrong']) or 'nowhere'}, open {len(row['left_open'])}",
