@@ -2,8 +2,8 @@
 
     python -m benchmarks.blind RECIPE --out FILE [--settings N] [--seed S] [OVERRIDE ...]
 
-Settings are drawn by seed from all sets of labels and all depths of full recompute. The file holds the predictions with their
-time before the first of them is launched; measurements are added one by one.
+Settings are drawn by seed from all sets of labels and all depths of full recompute; what is measured is the peak of a whole
+launch. The file holds the predictions with their time before the first of them is launched; measurements are added one by one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from autotune.trial.launch import Zygote, run_trial
 from autotune.trial.spec import TrialSpec
 from autotune.trial.survey.choose import all_settings
 from autotune.trial.survey.launch import run_survey
-from autotune.trial.survey.plan import SurveyPlan
+from autotune.trial.survey.plan import SurveyPlan, followed_steps_of
 from autotune.workload.resolve import resolve_workload
 from autotune.workload.workload import Workload
 from benchmarks.survey import labels_of
+from benchmarks.truth import STEPS
 
 
 @click.command(help=__doc__)
@@ -60,7 +61,7 @@ def measure(workload: Workload, out: Path, *, count: int, seed: int) -> dict[str
             workload=workload,
             boundary=boundary,
             world_size=workload.parallel.world_size,
-            steps=2,
+            steps=STEPS,
             backend="cpu",
             folder=str(root / f"{launches:03d}"),
         )
@@ -68,7 +69,8 @@ def measure(workload: Workload, out: Path, *, count: int, seed: int) -> dict[str
     with Zygote("cpu") as zygote:
         layers = workload.model.num_layers // workload.parallel.pipeline_model_parallel_size
         drawn = random.Random(f"{workload.name}/{seed}").sample(all_settings(labels, layers), count)
-        plan = SurveyPlan(labels=labels, candidates=tuple(drawn), switch_to=0, interleaved_rounds=0)
+        followed = followed_steps_of(workload, STEPS)
+        plan = SurveyPlan(labels=labels, candidates=tuple(drawn), followed_steps=followed, switch_to=0, interleaved_rounds=0)
         report = run_survey(spec, plan, lambda trial: run_trial(trial, zygote=zygote)).report
         if report is None:
             raise AutotuneError("the survey ended before its report")
@@ -92,10 +94,7 @@ def measure(workload: Workload, out: Path, *, count: int, seed: int) -> dict[str
             record = run_trial(spec(boundary), zygote=zygote)
             row["measured_at"] = _now()
             if record.completed:
-                # The last step has the optimizer state that the survey's steps had; the first has not.
-                row["measured_bytes"] = {
-                    str(rank): max(of_rank.iterations[-1]["phases"].values()) for rank, of_rank in record.ranks.items()
-                }
+                row["measured_bytes"] = {str(rank): of_rank.allocated_peak_bytes for rank, of_rank in record.ranks.items()}
                 row["error_percent"] = max(
                     (100 * (row["predicted_bytes"][rank] / peak - 1) for rank, peak in row["measured_bytes"].items()), key=abs
                 )
