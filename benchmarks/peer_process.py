@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotune.workload.stand_ins import GPU_ONLY_PACKAGES, install
+from benchmarks.peer_lines import ANSWER, PROGRESS
 
 Peer = Callable[[Mapping[str, Any]], float]
 
@@ -86,18 +87,25 @@ def main() -> None:
     rows = json.load(sys.stdin)
     answer: dict[str, dict[str, int | str]] = {}
     for name, make in PEERS.items():
+        _say(f"{name}: being imported")
         try:
             ask = make()
         except Exception as error:
-            print(f"{name}: not usable here ({type(error).__name__}: {error})", file=sys.stderr)
+            _say(f"{name}: not usable here ({type(error).__name__}: {error})")
             continue
         answer[name] = {}
-        for row in rows:
+        for count, row in enumerate(rows):
+            if count % 50 == 0:
+                _say(f"{name}: {count} of {len(rows)} rows")
             try:
                 answer[name][row["id"]] = round(ask(row))
             except Exception as error:
                 answer[name][row["id"]] = f"{type(error).__name__}: {error}"
-    print(json.dumps(answer))
+    print(ANSWER + json.dumps(answer), flush=True)
+
+
+def _say(text: str) -> None:
+    print(PROGRESS + " ".join(text.split()), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from threading import Timer
+
+import click
 
 from autotune.errors import AutotuneError
 from autotune.records import to_builtins
+from benchmarks.peer_lines import ANSWER, PROGRESS
 from benchmarks.rows import Row
 from benchmarks.sizes import padded_vocabulary
 
@@ -42,17 +47,29 @@ def peer_table(rows: Sequence[Row]) -> dict[str, dict[str, int | str]]:
         if row.workload is not None and row.boundary is not None and row.measured_bytes is not None
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        process = subprocess.run(
-            [sys.executable, "-m", "benchmarks.peer_process"],
-            input=json.dumps(asked),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            env=environment,
-            check=True,
-        )
-        answer: dict[str, dict[str, int | str]] = json.loads(process.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise AutotuneError(f"--peers: the peers' process did not answer ({type(error).__name__}); run without --peers") from None
+    command = [sys.executable, "-m", "benchmarks.peer_process"]
+    answer: dict[str, dict[str, int | str]] | None = None
+    with tempfile.TemporaryFile("w+") as question, tempfile.TemporaryFile() as chatter:
+        json.dump(asked, question)
+        question.seek(0)
+        process = subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE, stderr=chatter, text=True, env=environment)
+        watch = Timer(_LIMIT_S, process.kill)
+        watch.start()
+        with process:
+            for line in process.stdout or ():
+                answer = _heard(line) or answer
+        watch.cancel()
+    if process.returncode != 0 or answer is None:
+        reason = f"ended after {_LIMIT_S:.0f} s" if process.returncode == -9 else f"exit {process.returncode}"
+        raise AutotuneError(f"--peers: the peers' process did not answer ({reason}); run without --peers")
+    return answer
+
+
+def _heard(line: str) -> dict[str, dict[str, int | str]] | None:
+    """The answer, if the line is it; what tells how far the peers are is shown."""
+    if not line.startswith(ANSWER):
+        if line.startswith(PROGRESS):
+            click.echo(line.removeprefix(PROGRESS).strip(), err=True)
+        return None
+    answer: dict[str, dict[str, int | str]] = json.loads(line.removeprefix(ANSWER))
     return answer

@@ -109,7 +109,9 @@ def _row(record: Mapping[str, Any]) -> Row:
         ranks = [per_rank[rank] for rank in sorted(per_rank, key=int)]
         each = len(ranks) // pipeline
         stages = tuple(max(ranks[stage * each : (stage + 1) * each]) for stage in range(pipeline)) if each else ()
-        row = replace(row, workload=workload, reason=reason, stage_bytes=stages)
+        # A row without a recompute setting beside its arguments has the one that its arguments give.
+        boundary = row.boundary if record.get("recompute") else _boundary(workload.recipe_recompute)
+        row = replace(row, workload=workload, boundary=boundary, reason=reason, stage_bytes=stages)
     except RequestError as error:
         row = replace(row, reason=str(error))
     return replace(row, family=family_of(row.id, source, row.workload, row.boundary))
@@ -122,13 +124,14 @@ def _workload(record: Mapping[str, Any], source: str) -> Workload:
     environment = {str(name): str(value) for name, value in (record.get("env_vars") or {}).items()}
     if record.get("kind") not in _KINDS:
         raise RequestError("kind", record.get("kind"), "is no decoder of this project's", "give rows of GPT or hybrid models")
-    if ("num_layers" not in args and "--num-layers" not in args) or "precision" in args:
+    layers = {"num_layers", "encoder_num_layers", "hybrid_layer_pattern", "hybrid_override_pattern"}
+    if layers.isdisjoint(name.lstrip("-").replace("-", "_") for name in args) or "precision" in args:
         return workload_of_model({**layout, **args}, world_size=record.get("world_size"), gpu=gpu)
     stack, note = Stack(), None
     if source == "simumax":
         args, stack = _simumax(args, layout)
     elif source == "mlm_golden":
-        stack, note = golden_stack(str(record["id"]), recorded_on=record.get("recorded_on"))
+        stack, note = golden_stack(str(record["id"]), recorded_on=record.get("recorded_on"), own=record.get("stack"))
         args = _by_test_name(str(record["id"]), args)
     # The arguments of the row count before the summary of its layout: both name the same sizes.
     known = {name.lstrip("-").replace("-", "_") for name in args}

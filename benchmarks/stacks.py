@@ -41,12 +41,15 @@ def environment(row_id: str) -> str:
     return row_id.rsplit(":", 1)[-1]
 
 
-def golden_stack(row_id: str, *, recorded_on: str | None = None) -> tuple[Stack, str | None]:
+def golden_stack(
+    row_id: str, *, recorded_on: str | None = None, own: Mapping[str, str] | None = None
+) -> tuple[Stack, str | None]:
     """Stack of a Megatron-LM golden row.
 
     Args:
         row_id: The row's id, whose last part is its environment.
         recorded_on: Day of the recording (``2026-05-08``) where the row itself says it.
+        own: What the row itself says of its software (``container``, ``megatron_core``, ``transformer_engine``).
 
     Returns:
         The stack, and a note where the day had to be assumed.
@@ -57,13 +60,15 @@ def golden_stack(row_id: str, *, recorded_on: str | None = None) -> tuple[Stack,
         day = _usual_days().get(environment(row_id), "2026-05-19")
         note = f"stack assumed: recording day unknown, {day} is usual for {environment(row_id)}"
     lts = environment(row_id).startswith("lts")
-    container = _at("lts" if lts else "dev", day)
-    core = _at("megatron_core", day)
+    own = own or {}
+    container = own.get("container") or _at("lts" if lts else "dev", day)
+    core = own.get("megatron_core") or _at("megatron_core", day)
     if container == "24.01":
         image = _history()["lts_24_01"]
-        own = {name: image[name] for name in ("transformer_engine", "flash_attn")}
-        return Stack(container=container, megatron_core=core, **own), note
-    return Stack(container=container, megatron_core=core, transformer_engine=_at("transformer_engine", day)), note
+        packages = {name: image[name] for name in ("transformer_engine", "flash_attn")}
+        return Stack(container=container, megatron_core=core, **packages), note
+    engine = own.get("transformer_engine") or _at("transformer_engine", day)
+    return Stack(container=container, megatron_core=core, transformer_engine=engine), note
 
 
 def _at(name: str, day: str) -> str:

@@ -15,6 +15,17 @@ _POSITIONS = {"learned_absolute", "rope", "mrope", "yarn", "none"}
 _VARIANTS = {None, "gdn", "gated_delta_net"}
 _LAYERS = set("M*-EG+|/")  # Mamba, attention, MLP, MoE, GDN, MLA; not DSA, whose indexer is not modelled
 
+_COMPILER = {"container": (25, 3), "torch": (2, 7)}
+"""First software in which what torch.compile makes of the fused loss was compared with measured peaks."""
+
+
+def _old_compiler(workload: Workload) -> bool:
+    from autotune.ledger.stack import version_tuple
+
+    own = {name: version_tuple(getattr(workload.stack, name)) for name in _COMPILER}
+    return any(found is not None and found < _COMPILER[name] for name, found in own.items())
+
+
 _Rule = tuple[str, Callable[[Workload], bool], str]
 
 _RULES: tuple[_Rule, ...] = (
@@ -69,6 +80,11 @@ _RULES: tuple[_Rule, ...] = (
         "optimizer.use_megatron_fsdp",
         lambda w: w.optimizer.use_megatron_fsdp and (w.precision.fp8 or w.precision.fp4) is not None,
         "FP8 or FP4 copies of sharded weights are not modelled",
+    ),
+    (
+        "features.cross_entropy_fusion_impl",
+        lambda w: w.features.cross_entropy_loss_fusion and w.features.cross_entropy_fusion_impl == "native" and _old_compiler(w),
+        "what compilers before PyTorch 2.7 (container 25.03) make of the fused loss is not modelled",
     ),
     (
         "model.experimental_attention_variant",
@@ -138,6 +154,7 @@ GAPS: Mapping[str, str] = {
     "bert_no_binary_head": "encoders are not modelled",
     "decoder_num_layers": "models with an encoder and a decoder are not modelled",
     "decoder_seq_length": "models with an encoder and a decoder are not modelled",
+    "use_legacy_models": "the layers of Megatron-LM before Megatron Core are not modelled",
     "flextron": "nested widths and their routers are not modelled",
     **dict.fromkeys(
         ("dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk", "dsa_indexer_loss_coeff"),

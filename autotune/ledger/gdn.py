@@ -16,6 +16,20 @@ _COMMON = "ssm/gated_delta_net/common.py:_GDNBase at 24bad8e6"
 _CHUNK = 64
 
 
+def _chunk_rule_bytes(positions: int, dk: int, dv: int) -> int:
+    """What the rule of single operations keeps, which deterministic mode runs in place of the kernel; all of it in fp32.
+
+    Three tensors of the values' width, seven of the keys', six [64, 64] blocks a chunk (decay, products, inverse), the rows and
+    the squares that the inverse is built up from line by line, i + i^2 for i = 1 to 63, a state a chunk, and five numbers.
+
+    Source: ssm/gated_delta_net/common.py:torch_chunk_gated_delta_rule at 24bad8e6; the same numbers counted by
+    saved_tensors_hooks around it.
+    """
+    lines = sum(i + i * i for i in range(1, _CHUNK))
+    chunks = -(-positions // _CHUNK)
+    return 4 * chunks * (_CHUNK * (3 * dv + 7 * dk + 6 * _CHUNK + 5) + lines + dk * dv)
+
+
 def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     """GDN mixer with its fused input norm."""
     s, model = ctx.sizes, ctx.workload.model
@@ -43,6 +57,10 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     value = kept("v", w * n * v, "2 n v", source=_FLA)
     decay = kept("g_beta", (16 + w) * n * value_heads, "18 n hv", source="gdn.py:GatedDeltaNet._compute_g_and_beta at 24bad8e6")
     inverse = kept("A", w * n * value_heads * _CHUNK, "2 n hv 64", source=_FLA)
+    eager_rule = ctx.workload.train.deterministic_mode and not ctx.stand_in
+    rule = kept(
+        "chunk_rule", _chunk_rule_bytes(n * value_heads, dk, dv), "fp32 chunks", source=f"{_COMMON}: torch_chunk_gated_delta_rule"
+    )
     core_out = kept("core_out", w * n * v, "2 n v")
     gate = kept("gate", w * n * v, "2 n v")
     normed = kept("out_norm", w * n * v, "2 n v", source=_COMMON, eager=ctx.stand_in)
@@ -55,6 +73,13 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     states = 4 * max(1, n // _CHUNK) * value_heads * model.linear_key_head_dim * model.linear_value_head_dim // 2
     states *= not ctx.stand_in
     conv_out = kept("conv_out", conv_bytes, "2 n (2 qk + v)")
+    # torch's own convolution, of deterministic mode, leaves its activation to a second operation, which keeps its input.
+    conv_in = kept("conv_activation_in", conv_bytes, "2 n (2 qk + v)")
+    fp32 = 4 * n * value_heads
+    # Single operations have gradients of the fp32 copies and of the chunks' outputs beside their tensors, a kernel its states.
+    kernel = not ctx.stand_in
+    rule_forward = 2 * fp32 * dv if eager_rule else kernel * (2 * states + 2 * value.nbytes)
+    rule_backward = fp32 * (3 * dk + 3 * dv + 2 * _CHUNK) if eager_rule else 3 * value.nbytes + 3 * states
     named = (qkvzba, conv_out, query, key, value, gate)  # GatedDeltaNet.forward's names to its end
     ops = (
         Op(
@@ -66,7 +91,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         ),
         Op(
             name=f"{name}.conv",
-            saves=(qkvzba,),
+            saves=(qkvzba, *((conv_in,) if eager_rule else ())),
             forward_bytes=conv_bytes,
             backward_bytes=qkvzba.nbytes + conv_bytes,
             work=Work(moved_bytes=2.0 * conv_bytes, small_ops=8),
@@ -81,10 +106,10 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         ),
         Op(
             name=f"{name}.delta_rule",
-            saves=(query, key, value, decay, inverse),
+            saves=(rule, decay) if eager_rule else (query, key, value, decay, inverse),
             names=named,
-            forward_bytes=core_out.nbytes + (0 if ctx.stand_in else 2 * states + 2 * value.nbytes),
-            backward_bytes=core_out.nbytes + query.nbytes + key.nbytes + 3 * value.nbytes + 3 * states,
+            forward_bytes=core_out.nbytes + rule_forward,
+            backward_bytes=core_out.nbytes + query.nbytes + key.nbytes + rule_backward,
             work=Work(
                 flop=4.0 * n * value_heads * (dk * dv + _CHUNK * (dk + dv)), moved_bytes=6.0 * value.nbytes, small_ops=12
             ),

@@ -140,6 +140,8 @@ def _follow(given: dict[str, Any]) -> None:
         given["cuda_graph_impl"] = "local"
     if given["external_cuda_graph"]:
         given["cuda_graph_impl"] = "transformer_engine"
+    if given["pipeline_model_parallel_layout"]:  # as written for a shell, every | and bracket escaped
+        given["pipeline_model_parallel_layout"] = given["pipeline_model_parallel_layout"].replace("\\", "")
     modules = _as_tuple(given["cuda_graph_modules"])
     if "full_iteration" in modules:
         given["cuda_graph_impl"], modules = "full_iteration", ()

@@ -34,7 +34,7 @@ _BY_REASON: Mapping[str, str] = {
         tokenizer vocab_file merge_file tokenizer_metadata tokenizer_special_tokens tiktoken_pattern
         tiktoken_num_special_tokens tokenizer_sentencepiece_legacy tokenizer_hf_no_use_fast
         tokenizer_hf_no_include_special_tokens trust_remote_code null_tokenizer_eod_id null_tokenizer_pad_id
-        chat_template use_gigatoken""",
+        chat_template use_gigatoken legacy_tokenizer""",
     "checkpoint files: written from host copies, between steps": """
         save load save_interval persistent_save_interval save_retain_interval no_save_optim no_save_rng no_load_optim
         no_load_rng load_main_params_from_ckpt finetune pretrained_checkpoint ckpt_step ckpt_format use_checkpoint_args

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_workloads import small as workload_with
 
 import autotune
 from autotune.ledger.coverage import _RULES, GAPS, UNREAD, coverage
@@ -93,3 +94,14 @@ def test_gaps_without_a_field_say_what_is_missing_and_are_not_neutral_too() -> N
     workload = replace(small(), other={"--nccl-ub": True})
     assert coverage(workload).reasons == ("--nccl-ub (registered buffers are not modelled)",)
     assert not (set(GAPS) & (set(NEUTRAL) | set(NEUTRAL_ARGS)))
+
+
+@pytest.mark.parametrize(
+    ("stack", "covered"),
+    [({"container": "24.10"}, False), ({"torch": "2.6.0"}, False), ({"container": "25.03"}, True), ({}, True)],
+)
+def test_the_fused_loss_of_old_compilers_is_a_gap_with_a_name(stack: dict[str, str], covered: bool) -> None:
+    workload = workload_with(features={"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}, stack=stack)
+    found = coverage(workload)
+    assert found.covered is covered
+    assert covered or "compilers before PyTorch 2.7" in found.reasons[0]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import RequestError
+from autotune.ledger.coverage import coverage
 from autotune.workload.hybrid_ratios import pattern_of_ratios
 from autotune.workload.megatron_arg_names import DERIVED, DIRECT, canonical
 from autotune.workload.megatron_args import workload_from_args
@@ -332,3 +333,18 @@ def test_files_without_arguments_are_refused_in_one_line(tmp_path: Path, name: s
     with pytest.raises(RequestError) as caught:
         read_args_file(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_layout_escaped_for_a_shell_is_read() -> None:
+    layers = {"--num-layers": 12, "--pipeline-model-parallel-size": 2}
+    escaped = {**layers, "--pipeline-model-parallel-layout": "Et*3\\|\\(tt\\|\\)*4L"}
+    plain = {**escaped, "--pipeline-model-parallel-layout": "Et*3|(tt|)*4L"}
+    assert (
+        workload_from_args({**GPT, **escaped}, world_size=8).parallel
+        == workload_from_args({**GPT, **plain}, world_size=8).parallel
+    )
+
+
+def test_a_deprecated_tokenizer_moves_nothing_and_legacy_models_are_named() -> None:
+    assert coverage(read(legacy_tokenizer=True)).covered
+    assert "before Megatron Core" in coverage(read(use_legacy_models=True)).reasons[0]
