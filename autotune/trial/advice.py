@@ -5,6 +5,8 @@ Source: Megatron Bridge, skills/nemo-mbridge-perf-activation-recompute, "Failure
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.trial.failure import Symptom, class_of
 from autotune.units import format_gb
 
@@ -66,6 +68,13 @@ def levers(symptom: Symptom, stage: str, kind: str | None = None) -> tuple[str, 
     """
     kind = kind or class_of(symptom)
     memory = symptom.memory
+    if (
+        memory is not None
+        and (others := memory.others_bytes) is not None
+        and others > _NO_LONGER_ALONE * (memory.total_bytes or 0)
+    ):
+        own = levers(replace(symptom, message=""), stage, kind)
+        return (f"another process holds {format_gb(others)} of this GPU (nvidia-smi): end it, then run the same again", *own)
     if kind == "oom_fragmentation" and memory is not None and memory.borderline:
         return (f"borderline, retry with expandable_segments ({EXPANDABLE}): the slack is small", *_ALLOCATOR[1:])
     if kind == "oom_capacity":
@@ -79,6 +88,8 @@ def levers(symptom: Symptom, stage: str, kind: str | None = None) -> tuple[str, 
     return _BY_CLASS[kind]
 
 
+_NO_LONGER_ALONE = 0.05
+"""Share of a device held by others from which on they come first: a neighbour's context alone is well under it."""
 _ILLEGAL_ACCESS = (
     "with CUDA graphs and expandable_segments: NCCL_GRAPH_REGISTER=0, without which a graph replays on memory that has moved",
     "else CUDA_LAUNCH_BLOCKING=1 names the kernel; no recompute boundary changes it",

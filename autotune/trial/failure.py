@@ -64,22 +64,32 @@ _LOSS_SITES = (
     "output_layer",
     "masked_loss",
 )
-_GRAPH_SITES = ("cuda_graphs.py", "create_cudagraphs", "make_graphed_callables", "graphs.py:capture", "full_cuda_graph.py")
-_PHASE_SITES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("after_capture", _GRAPH_SITES),
+_IN_LAYERS = ("router.py", "moe_utils.py", "moe_layer.py", "experts.py", "token_dispatcher.py", "dsa", "indexer")
+"""Files of layers with logits and losses of their own: a router's are no model's."""
+_PHASE_SITES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    # What runs while a graph is captured; a manager's ``__call__`` also runs its layer eagerly, and replays.
+    (
+        "after_capture",
+        re.compile(
+            r":_?create_cudagraphs$|:create_(fwd|bwd)_graph$|:_?make_graphed_callables$|graphs\.py:(capture|__enter__|__exit__)|"
+            r":_(start|finish)_capturing$|:_get_cuda_graph_input_data$|full_cuda_graph\.py:"
+        ),
+    ),
     (
         "build",
-        ("get_megatron_optimizer", "setup_optimizer", "setup.py:", "get_model", "provide_distributed_model", "initialize.py:"),
+        re.compile(r"get_megatron_optimizer|setup_optimizer|setup\.py:|:get_model$|provide_distributed_model|initialize\.py:"),
     ),
-    (
-        "optimizer",
-        ("optimizer.py:step", "optimizer.py:_step", "clip_grads", "adam", "optimizer.py:prepare_grads", "optimizer.step"),
-    ),
-    ("grad_sync", ("finalize_model_grads", "param_and_grad_buffer.py", "distributed_data_parallel.py:finish")),
-    ("backward", ("backward_step", "autograd/__init__.py:backward", "_engine_run_backward", "backward.py:")),
-    ("loss", _LOSS_SITES),
-    ("forward", ("forward_step", "forward", "transformer_block.py", "_call_impl")),
+    ("optimizer", re.compile(r"optimizer\.py:_?step|clip_grads|adam|optimizer\.py:prepare_grads|optimizer\.step")),
+    ("grad_sync", re.compile(r"finalize_model_grads|param_and_grad_buffer\.py|distributed_data_parallel\.py:finish")),
+    # Not combined_forward_backward_step (combined_1f1b.py), which runs both.
+    ("backward", re.compile(r":backward_step|__init__\.py:backward$|_engine_run_backward|backward\.py:|utils\.py:backward$")),
+    ("loss", re.compile("|".join(_LOSS_SITES))),
+    ("forward", re.compile(r"forward|transformer_block\.py|_call_impl")),
 )
+
+
+def _of_the_loss(frame: str) -> bool:
+    return not frame.startswith(_IN_LAYERS) and any(site in frame for site in _LOSS_SITES)
 
 
 def phase_of(where: Sequence[str]) -> str | None:
@@ -90,7 +100,7 @@ def phase_of(where: Sequence[str]) -> str | None:
     """
     lowered = [frame.lower() for frame in where]
     for phase, sites in _PHASE_SITES:
-        if any(site in frame for frame in lowered for site in sites):
+        if any(_of_the_loss(frame) if phase == "loss" else sites.search(frame) for frame in lowered):
             return phase
     return None
 
@@ -98,14 +108,23 @@ def phase_of(where: Sequence[str]) -> str | None:
 def in_loss_path(symptom: Symptom) -> bool:
     """Whether logits, log-probabilities or the loss were being computed (or differentiated), by the innermost frames."""
     innermost = [frame.lower() for frame in symptom.where[-8:]]
-    return symptom.phase == "loss" or any(site in frame for frame in innermost for site in _LOSS_SITES)
+    return symptom.phase == "loss" or any(map(_of_the_loss, innermost))
 
 
-def _is_memory(symptom: Symptom) -> bool:
-    if "OutOfMemoryError" in symptom.types:
-        return True
+_HOST_MEMORY = re.compile(r"node running low on memory|out of memory: killed process|task \d+: out of memory")
+"""Of the host, which Ray's monitor, the kernel or Slurm ends a process for: nothing of it is the GPU's."""
+_DEVICE_MEMORY = re.compile(
+    r"failed to cuda (calloc|malloc)|"  # NCCL's words (alloc.h:ncclCudaCallocDebug)
+    r"cu(blas|dnn)_status_alloc_failed|cudnn_status_internal_error_\w*alloc|cuda_error_out_of_memory|cudaerrormemoryallocation"
+)
+
+
+def is_memory(symptom: Symptom) -> bool:
+    """Whether a GPU ran out of memory."""
     text = symptom.message.lower()
-    if "failed to cuda calloc" in text or "failed to cuda malloc" in text:  # NCCL's words (alloc.h:ncclCudaCallocDebug).
+    if _HOST_MEMORY.search(text):
+        return False
+    if "OutOfMemoryError" in symptom.types or _DEVICE_MEMORY.search(text):
         return True
     return "out of memory" in text and ("cuda" in text or "tried to allocate" in text)
 
@@ -123,7 +142,8 @@ def _class_of_memory(symptom: Symptom) -> FailureClass:
 
 _INVALID_TYPES = {
     "AssertionError", "ValueError", "TypeError", "NotImplementedError", "RequestError", "KeyError", "AttributeError",
-    "ConfigAttributeError", "ValidationError", "ImportError", "ModuleNotFoundError",
+    "ConfigAttributeError", "ConfigKeyError", "ConfigTypeError", "ConfigValueError", "InterpolationKeyError", "ValidationError",
+    "OverrideParseException", "ConfigCompositionException", "MissingConfigException", "ImportError", "ModuleNotFoundError",
 }  # fmt: skip
 _TEXT_RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     ("port", re.compile(r"address already in use|eaddrinuse")),
@@ -135,14 +155,27 @@ _TEXT_RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     (
         "infrastructure",
         re.compile(
-            r"ecc error|uncorrectable|xid \d+|fallen off the bus|nvlink error|unspecified launch failure|stale file handle|"
-            r"no space left on device|ibv_|infiniband|transport retry counter exceeded|"
+            r"ecc error|uncorrectable|xid (\(pci:[^)]*\): )?(?!(13|31|43|45)\b)\d+|fallen off the bus|nvlink error|"
+            r"unspecified launch failure|stale file handle|"
+            r"no space left on device|due to node fail|ibv_|infiniband|transport retry counter exceeded|"
             r"node .{0,60}(died|is dead|lost)|raylet .{0,60}died"
         ),
     ),
     (
         "rank_killed",
-        re.compile(r"exitcode\s*: -\d+|signal(?: \d+)? \(?sig(kill|term|segv|bus|abrt)|oom[- ]kill|killed by signal"),
+        re.compile(
+            r"exitcode\s*: -\d+|signal(?: \d+)? \(?sig(kill|term|segv|bus|abrt)|oom[-_ ]kill|killed by signal|"
+            r"node running low on memory|out of memory: killed process|task \d+: (out of memory|killed)|"
+            r"due to (time limit|preemption)|actor died unexpectedly|worker unexpectedly exits"
+        ),
+    ),
+    (
+        "launch_error",
+        re.compile(
+            r"cuda driver version is insufficient|no cuda-capable device|invalid device ordinal|rendezvous|"
+            r"busy or unavailable|system not yet initialized|waiting for clients|"
+            r"no module named|cannot open shared object"
+        ),
     ),
     (
         "hang",
@@ -150,19 +183,12 @@ _TEXT_RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
             r"collective operation timeout|timed out (after|waiting)|the wall-clock limit .{0,40}was reached|no progress for"
         ),
     ),
-    (
-        "launch_error",
-        re.compile(
-            r"cuda driver version is insufficient|no cuda-capable device|invalid device ordinal|rendezvous|"
-            r"no module named|cannot open shared object"
-        ),
-    ),
 )
 
 
 def class_of(symptom: Symptom) -> FailureClass:
     """The class of one failure."""
-    if _is_memory(symptom):
+    if is_memory(symptom):
         return _class_of_memory(symptom)
     text = f"{' '.join(symptom.types)} {symptom.message}".lower()
     decided = next((name for name, pattern in _TEXT_RULES if pattern.search(text)), None)
@@ -178,13 +204,14 @@ _CONSEQUENCES = re.compile(
     r"connection (was )?(reset|closed|refused|aborted)|broken pipe|socket timeout|closed by peer|peer closed|"
     r"watchdog caught collective|collective operation timeout|ncclremoteerror|remote process exited|ncclsystemerror|"
     r"some nccl operations have failed or timed out|process group watchdog thread terminated|"
-    r"sending .{0,40}sigterm|received sigterm|signalexception|childfailederror|timed out waiting \d+ms for (recv|send)"
+    r"sending .{0,40}sigterm|received sigterm|exitcode\s*: -15\b|signal 15 \(sigterm\)|signalexception|"
+    r"childfailederror|timed out waiting \d+ms for (recv|send)"
 )
 
 
 def is_consequence(symptom: Symptom) -> bool:
     """Whether a failure reads like that of a rank whose peer is gone or stuck."""
-    if _is_memory(symptom):
+    if is_memory(symptom):
         return False
     return _CONSEQUENCES.search(f"{' '.join(symptom.types)} {symptom.message}".lower()) is not None
 

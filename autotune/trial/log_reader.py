@@ -8,25 +8,38 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autotune.trial.failure import Symptom, is_consequence, phase_of
+from autotune.trial.failure import Symptom, is_consequence, is_memory, phase_of
+from autotune.trial.log_lines import Said, lines_of, rank_of_file, said
 
-_RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default|Rank )\s*(\d+)\]\s*:?|(\d{1,5}):(?=\s|$))\s?")
-_RAY_PREFIX = re.compile(r"^\((?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\)\s?")
-_RANK_IN_NAME = re.compile(r"(?:rank|default)[_.\-]?(\d+)", re.IGNORECASE)
 _ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+")
-_TIME = re.compile(r"(?:(\d{4}-\d\d-\d\d)[ T_])?(\d\d:\d\d:\d\d(?:[.,]\d+)?)")
-_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+, in (\S+)')
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout)\w*)(?:: (.*))?$")
+_HEAD = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^(\s*)File "([^"]+)", line \d+, in (\S+)')
+_RAISED = re.compile(r"([A-Za-z_][\w.]*(?:Error|Interrupt|Exit|Warning|Failure|Timeout)\w*|[\w.]*Exception\w*)(?::(?: (.*))?)?$")
+_ANY_RAISED = re.compile(r"((?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: (.*))?$")
+"""Where a traceback is over: its last line begins with the name of a class, whatever that is called."""
+_RAYS_TASK = re.compile(r"ray::[\w.<>]+\(\) ?\(pid=.*\)")
+"""A remote error begins anew with the actor's own frames (ray/exceptions.py:RayTaskError.__str__)."""
+_NAMED_RANK = re.compile(r"\brank=(\d+)")
+_CHAINED = re.compile(r"\s*(?:During handling of the above exception|The above exception was the direct cause)")
 _WORDS = re.compile(
     r"Watchdog caught collective operation timeout|Some NCCL operations have failed or timed out|EADDRINUSE|"
-    r"[Aa]ddress already in use|exitcode\s*:\s*-\d+|Signal \d+ \(SIG\w+\)|[Oo]ut of memory: Killed process|oom-kill|"
-    r"CUDA out of memory|Xid \d+|uncorrectable ECC|fallen off the bus|[Nn]ode .{0,80}(?:died|is dead)|"
-    r"DUE TO TIME LIMIT|[Nn]o space left on device"
+    r"[Aa]ddress already in use|exitcode\s*:\s*-\d+|Signal \d+ \(SIG\w+\)|[Oo]ut of memory: Killed process|oom[-_]kill|"
+    r"CUDA out of memory|Xid (?:\(PCI:[^)]*\): )?\d+|uncorrectable ECC|fallen off the bus|[Nn]ode .{0,80}(?:died|is dead)|"
+    r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Nn]o space left on device|srun: error: .*task \d+: (?:Out Of Memory|Killed)"
 )
-_NCCLS_LAST_WORD = re.compile(r"^nccl\w+Error:|^Cuda failure \d* ?'|^Failed to CUDA (?:calloc|malloc|host alloc)")
+_WORDS_AHEAD = (
+    "Watchdog", "NCCL", "EADDR", "ddress already", "exitcode", "Signal ", "memory", "oom", "Xid", "ECC", "fallen", "ode ",
+    "DUE TO", "left on device", "srun",
+)  # fmt: skip
+"""Each alternative of ``_WORDS`` holds one of these: looking for them is ten times faster than the expression is."""
+_NCCLS_LAST_WORD = re.compile(r"nccl\w+Error:|Cuda failure \d* ?'|Failed to CUDA (?:calloc|malloc|host alloc)")
 """What NCCL could not do stands lines below the exception that only says "unhandled cuda error": one failure, not several."""
-_OWN_RANK = re.compile(r"\[Rank (\d+)\]|\brank\s*:\s*(\d+)|\brank (\d+)\b", re.IGNORECASE)
+_OWN_RANK = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]|\btask (\d+):|\brank (\d+)\b", re.IGNORECASE)
+_SUMMED_RANK = re.compile(r"\s*rank\s*:\s*(\d+) \(local_rank: \d+\)")
+"""Of torchrun's summary (elastic/multiprocessing/errors): the lines below it are of that rank."""
+_PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b")
 _WARNS = re.compile(r"warn(ing)?s?\b", re.IGNORECASE)
+_CUT_OFF = "the log ends within a traceback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +50,8 @@ class LogFailure:
         rank: As the prefix, the line or the file's name tells; None where none does.
         time: As printed, comparable as text within one day or with the date; None where the log has no times.
         line: Number of its last line in the file, from 1.
+        pid: The process, where the line tells it.
+        speaker: What else tells its process from others.
     """
 
     symptom: Symptom
@@ -44,6 +59,8 @@ class LogFailure:
     time: str | None
     source: str
     line: int
+    pid: int | None = None
+    speaker: str = ""
 
     @property
     def consequence(self) -> bool:
@@ -53,53 +70,128 @@ class LogFailure:
 
 @dataclass
 class _Stream:
-    """What one rank is in the middle of printing."""
+    """What one process is in the middle of printing."""
 
     frames: list[str] = field(default_factory=list)
     open: bool = False
+    headed: bool = False
+    indent: int = 0
     time: str | None = None
+    rank: int | None = None
+    """As a line above tells, where no prefix does."""
+    last: int | None = None
+    """Place of its last failure in the list of all."""
+    chained: bool = False
+
+    def begin(self, indent: int) -> None:
+        self.frames, self.open, self.headed, self.indent = [], True, True, indent
 
 
-def read_failures(text: str, *, source: str = "") -> list[LogFailure]:
-    """All failures of one file, in the order of their lines."""
-    found: list[LogFailure] = []
-    streams: defaultdict[int | None, _Stream] = defaultdict(_Stream)
-    named = _RANK_IN_NAME.search(Path(source).name)
-    of_file = int(named[1]) if named else None
-    last_step = 0
-    for number, raw in enumerate(text.splitlines(), start=1):
-        prefix_rank, line = _without_prefix(raw)
-        rank = of_file if prefix_rank is None else prefix_rank
-        stream = streams[rank]
-        iteration = _ITERATION.search(line)
-        if iteration:
-            last_step = max(last_step, int(iteration[1]))
-        time = _TIME.search(line)
-        if time:
-            stream.time = f"{time[1] or ''} {time[2].replace(',', '.')}".strip()
-        if line.lstrip().startswith("Traceback (most recent call last)"):
-            stream.frames, stream.open = [], True
-            continue
-        frame = _FRAME.match(line)
-        if frame:
-            stream.frames.append(f"{Path(frame[1]).name}:{frame[2]}")
-            stream.open = True
-            continue
-        if found and found[-1].rank == rank and _NCCLS_LAST_WORD.match(line.strip()):
-            said = found[-1].symptom
-            found[-1] = replace(found[-1], symptom=replace(said, message=f"{said.message}: {line.strip()}"))
-            continue
-        raised = _RAISED.match(line.strip())
-        if raised and (stream.open or not _WARNS.search(raised[1])):
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self._source, self._of_file = source, rank_of_file(source)
+        self._streams: defaultdict[tuple[int | None, str], _Stream] = defaultdict(_Stream)
+        self._step = 0
+        self.found: list[LogFailure] = []
+        self._ranks: dict[str, int] = {}
+        """By speaker and by process id, where some line tells both."""
+
+    def take(self, number: int, raw: str) -> None:
+        line = said(raw)
+        text = line.text
+        stream = self._streams[line.rank, line.speaker]
+        if line.time:
+            stream.time = line.time
+        if line.rank is not None and line.speaker:
+            self._ranks[line.speaker] = line.rank
+        if "iteration" in text and (iteration := _ITERATION.search(text)):
+            self._step = max(self._step, int(iteration[1]))
+        bare = text.lstrip()
+        indent = len(text) - len(bare)
+        if _HEAD in text:
+            stream.begin(indent)
+        elif bare.startswith("File ") and (frame := _FRAME.match(text)):
+            if not stream.open:
+                stream.frames, stream.open, stream.headed = [], True, False
+            stream.indent = max(0, len(frame[1]) - 2)
+            stream.frames.append(f"{Path(frame[2]).name}:{frame[3]}")
+        elif not (stream.open and stream.frames and indent > stream.indent):  # else a line of source
+            self._take_words(number, line, bare.rstrip(), stream)
+
+    def _take_words(self, number: int, line: Said, bare: str, stream: _Stream) -> None:
+        rank = self._of_file if line.rank is None else line.rank
+        if summed := _SUMMED_RANK.match(line.text):
+            stream.rank = int(summed[1])
+        elif bare.startswith("====="):
+            stream.rank = None
+        elif _CHAINED.match(line.text):
+            stream.chained = True
+        elif _RAYS_TASK.search(bare):
+            stream.begin(0)
+            named = _NAMED_RANK.search(bare)
+            stream.rank = int(named[1]) if named else None
+        elif stream.last is not None and stream.last == len(self.found) - 1 and _NCCLS_LAST_WORD.match(bare):
+            before = self.found[-1]
+            symptom = replace(before.symptom, message=f"{before.symptom.message}: {bare}")
+            self.found[-1] = replace(before, symptom=symptom)
+        elif raised := self._raised(bare, stream):
             kind = raised[1].rpartition(".")[2]
-            place = (rank, stream.time, source, number)
-            found.append(_failure(kind, raised[2] or "", tuple(stream.frames), last_step, place))
+            self._add(number, line, stream, (kind, raised[2] or ""), stream.rank if rank is None else rank)
             stream.frames, stream.open = [], False
-            continue
-        if not stream.open and _WORDS.search(line) and not _WARNS.match(line):
-            place = (_rank_in(line, rank), stream.time, source, number)
-            found.append(_failure("", line.strip(), (), last_step, place))
-    return found
+        elif any(word in bare for word in _WORDS_AHEAD) and _WORDS.search(bare) and not _WARNS.match(bare):
+            if rank is None:
+                own = _OWN_RANK.search(bare)
+                rank = int(next(group for group in own.groups() if group)) if own else stream.rank
+            self._add(number, line, replace(stream, frames=[]), ("", bare), rank)
+
+    def _raised(self, bare: str, stream: _Stream) -> re.Match[str] | None:
+        raised = _RAISED.match(bare)
+        if raised is None and stream.open and stream.frames:
+            return _ANY_RAISED.match(bare)
+        return raised if raised and (stream.open or not _WARNS.search(raised[1])) else None
+
+    def _add(self, number: int, line: Said, stream: _Stream, words: tuple[str, str], rank: int | None) -> None:
+        kind, message = words
+        symptom = _symptom(kind, message, tuple(stream.frames), self._step)
+        pid = next((int(group) for match in _PID.finditer(message) for group in match.groups() if group), None)
+        if pid is not None and rank is not None:
+            self._ranks[f"pid {pid}"] = rank
+        failure = LogFailure(
+            symptom=symptom, rank=rank, time=stream.time, source=self._source, line=number, pid=pid, speaker=line.speaker
+        )
+        own = self._streams[line.rank, line.speaker]
+        chained, own.chained = own.chained, False
+        if chained and own.last is not None:
+            # One failure in several tracebacks: the first of them, unless memory ran out in a later one.
+            if is_memory(symptom) and not is_memory(self.found[own.last].symptom):
+                self.found[own.last] = failure
+            return
+        self.found.append(failure)
+        own.last = len(self.found) - 1
+
+    def end(self, number: int) -> list[LogFailure]:
+        if not self.found:
+            for (rank, speaker), stream in self._streams.items():
+                if stream.open and stream.headed and stream.frames:
+                    known = rank if rank is not None else stream.rank if stream.rank is not None else self._of_file
+                    self._add(number, Said(rank, speaker, None, ""), stream, ("", _CUT_OFF), known)
+        return [self._named(failure) for failure in self.found]
+
+    def _named(self, failure: LogFailure) -> LogFailure:
+        """With the rank that another line tells of its process."""
+        if failure.rank is not None:
+            return failure
+        rank = self._ranks.get(f"pid {failure.pid}", self._ranks.get(failure.speaker))
+        return failure if rank is None else replace(failure, rank=rank)
+
+
+def read_failures(lines: str | Iterable[str], *, source: str = "") -> list[LogFailure]:
+    """All failures of one file, in the order of their lines."""
+    reader = _Reader(source)
+    number = 0
+    for number, line in enumerate(lines.splitlines() if isinstance(lines, str) else lines, start=1):
+        reader.take(number, line)
+    return reader.end(number)
 
 
 def first_failure(failures: Sequence[LogFailure]) -> LogFailure | None:
@@ -117,33 +209,12 @@ def first_failure(failures: Sequence[LogFailure]) -> LogFailure | None:
 def read_files(paths: Iterable[Path]) -> Iterator[LogFailure]:
     """Failures of several files; what is not text in them is skipped over."""
     for path in paths:
-        yield from read_failures(path.read_text(errors="replace"), source=str(path))
+        yield from read_failures(lines_of(path), source=str(path))
 
 
-def _without_prefix(line: str) -> tuple[int | None, str]:
-    rank = None
-    line = _RAY_PREFIX.sub("", line)
-    for _ in range(2):  # srun's number, then torch's.
-        match = _RANK_PREFIX.match(line)
-        if match is None:
-            break
-        rank = int(match[1] or match[2])
-        line = line[match.end() :]
-    return rank, line
-
-
-def _rank_in(line: str, rank: int | None) -> int | None:
-    own = _OWN_RANK.search(line)
-    return int(next(group for group in own.groups() if group)) if own else rank
-
-
-def _failure(
-    kind: str, message: str, frames: tuple[str, ...], last_step: int, place: tuple[int | None, str | None, str, int]
-) -> LogFailure:
+def _symptom(kind: str, message: str, frames: tuple[str, ...], last_step: int) -> Symptom:
     phase = phase_of(frames) or ("launch" if not last_step else "unknown")
     trains = phase in ("forward", "loss", "backward", "grad_sync", "optimizer", "after_capture", "unknown")
     step = last_step + 1 if last_step or trains else 0
-    rank, time, source, line = place
     known = bool(last_step) or not trains
-    symptom = Symptom(types=(kind,) if kind else (), message=message, where=frames, phase=phase, step=step, step_known=known)
-    return LogFailure(symptom=symptom, rank=rank, time=time, source=source, line=line)
+    return Symptom(types=(kind,) if kind else (), message=message, where=frames, phase=phase, step=step, step_known=known)
