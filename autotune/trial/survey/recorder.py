@@ -71,6 +71,7 @@ class Recorder:
         self._events: list[Event] = []
         self._saved: list[SavedTensor] = []
         self._pruned: list[int] = []
+        self._alive: dict[int, set[int]] = {}  # By unit: storages that outlived its backward pass.
         self._persistent: set[int] = set()
         self.regions: list[TracedRegion] = []
         self._stack: list[int] = []
@@ -93,9 +94,10 @@ class Recorder:
             self._high, _, _ = self._counters.read()
 
     def stop(self) -> None:
-        """The step is over."""
+        """The step is over; what takes long and needs no moment of it is looked for now."""
         if self._bytes:
             self._probe.on_book.remove(self._booked)
+            self._look_at_what_is_kept()
 
     def _booked(self, phase: str, peak_bytes: int) -> None:
         """The probe ends an interval: the phase may change here, so an event splits the interval."""
@@ -131,6 +133,8 @@ class Recorder:
         """Around one forward step; the yielded function is told its output tensors."""
         unit = self._unit = len(self._units)
         self._units.append(chunk)
+        if unit == self._unit_limit and self._bytes:  # Its graph takes the place of a recorded unit's.
+            self._look_at_what_is_kept()
         first = len(self._saved)
         outputs: list[Any] = []
         self._event(t.UNIT_IN)
@@ -154,8 +158,7 @@ class Recorder:
             yield
         self._event(t.BACKWARD_OUT)
         if self._bytes and 0 <= unit < self._unit_limit:
-            self._mark_retaining(unit)
-            self._find_persistent(unit)
+            self._alive[unit] = self._outlived(unit)
         self._unit = -1
 
     def model_out(self) -> None:
@@ -182,19 +185,25 @@ class Recorder:
         """Entries whose storage is gone before backward belonged to graphs that were dropped (logging of auxiliary losses)."""
         self._pruned += [i for i in range(first, len(self._saved)) if self._storages.expired(self._saved[i].storage)]
 
-    def _find_persistent(self, unit: int) -> None:
-        kept_by_graph = {s for r in self.regions if r.unit == unit and r.real and r.retains for s in r.gradient_inputs}
+    def _look_at_what_is_kept(self) -> None:
+        """What outlived its unit's backward pass is persistent, unless a graph that a module keeps has it."""
+        for unit, alive in self._alive.items():
+            self._mark_retaining(unit)
+            kept_by_graph = {s for r in self.regions if r.unit == unit and r.real and r.retains for s in r.gradient_inputs}
+            self._persistent |= alive - kept_by_graph
+        self._alive = {}
+
+    def _outlived(self, unit: int) -> set[int]:
         seen = {saved.storage for saved in self._saved if saved.unit == unit}
         for region in self.regions:
             if region.unit == unit:
                 seen.update(region.inputs, region.outputs, region.replayed_outputs)
-        self._persistent |= {s for s in seen - kept_by_graph if not self._storages.expired(s)}
+        return {s for s in seen if not self._storages.expired(s)}
 
     def _mark_retaining(self, unit: int) -> None:
-        """Mark the regions whose graph a module keeps: looked for once a model chunk, after the first of its backward passes.
+        """Mark the regions whose graph a module keeps: looked for once a model chunk.
 
-        A graph keeps its nodes after backward. It may be that of a later unit, whose forward has run: a region's place in
-        its unit tells which one it is in any other.
+        It is that of the chunk's last unit: a region's place in its unit tells which one it is in any other.
         """
         chunk = self._units[unit]
         if chunk not in self._retaining:
