@@ -70,7 +70,7 @@ def _after_capture(view: RunView) -> dict[Boundary, int]:
 
 
 def survey_table(view: RunView) -> Table:
-    """Every setting: predicted from the recorded step, and measured where the launch switched to it."""
+    """Every setting: predicted from the recorded steps, and measured where the launch switched to it."""
     survey = view.survey
     after = _after_capture(view)
     rows = []
@@ -91,7 +91,7 @@ def survey_table(view: RunView) -> Table:
                     if switched is None
                     else (
                         size(switched.peak_bytes),
-                        off(switched.peak_bytes, setting.peak_bytes),
+                        off(switched.peak_bytes, setting.frozen_peak_bytes),
                         milliseconds(median(switched.step_ms)) if switched.step_ms else UNKNOWN,
                     )
                 ),
@@ -100,8 +100,9 @@ def survey_table(view: RunView) -> Table:
     unseen = f" {_EAGER}." if after else f" {_not_measured(survey)}".rstrip() if survey is not None else ""
     return Table(
         title="Survey of every setting",
-        note="Cheapest first. Peak and replay are predicted from one recorded step; the switched peak and step were measured in "
-        f"the same launch, which is no launch of that setting's own.{unseen}",
+        note="Cheapest first. Peak and replay are predicted from recorded steps, of which the highest counts; the switched peak "
+        "and step were measured in the same launch, which is no launch of that setting's own. Those steps repeat the last recorded "
+        f"one, so the difference is from what is predicted of that.{unseen}",
         columns=(
             "setting",
             "predicted peak",

@@ -71,7 +71,8 @@ def surveyed_run(folder: Path) -> Path:
         base_measured=ranks,
         predicted=tuple(
             PredictedSetting(boundary=boundary, peak_bytes=peak, rank=HOT, phase="backward", ranks=ranks,
-                             price=Price(replay_ms=replay, standard_error_ms=replay / 40))
+                             price=Price(replay_ms=replay, standard_error_ms=replay / 40),
+                             frozen={0: {"backward": 71_808_777_000}} if boundary == MOE else {})
             for boundary, peak, replay in prices
         ),
         switched=(

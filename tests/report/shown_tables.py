@@ -118,9 +118,11 @@ def switched(survey: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, str
     if run is None:
         return dict.fromkeys(("switched peak", "difference", "switched step"), "-")
     seen = run["peak_bytes"]
+    # A switched step repeats the last recorded one; a launch needs what its highest needs.
+    said = max((max(phases.values()) for phases in one.get("frozen", {}).values()), default=one["peak_bytes"])
     return {
         "switched peak": gb(seen),
-        "difference": f"{100 * (seen / one['peak_bytes'] - 1):+.2f} %",
+        "difference": f"{100 * (seen / said - 1):+.2f} %",
         "switched step": ms(median(run["step_ms"]), ""),
     }
 

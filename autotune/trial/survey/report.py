@@ -46,7 +46,7 @@ class PredictedSetting:
     @property
     def frozen_peak_bytes(self) -> int:
         """Highest over the ranks in those steps."""
-        return max(max(phases.values()) for phases in self.frozen_ranks.values())
+        return max(max(phases.values()) for phases in self.frozen.values()) if self.frozen else self.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
