@@ -101,8 +101,8 @@ def survey_table(view: RunView) -> Table:
     return Table(
         title="Survey of every setting",
         note="Cheapest first. Peak and replay are predicted from recorded steps, of which the highest counts; the switched peak "
-        "and step were measured in the same launch, which is no launch of that setting's own. Those steps repeat the last recorded "
-        f"one, so the difference is from what is predicted of that.{unseen}",
+        "and step were measured in the same launch, which is no launch of that setting's own. Those steps repeat the last "
+        f"recorded one, so the difference is from what is predicted of that.{unseen}",
         columns=(
             "setting",
             "predicted peak",
