@@ -16,6 +16,7 @@ from ray.tune.search import Searcher
 from autotune.cluster.coordinator import Order, coordinate
 from autotune.cluster.gpu_memory import UNKNOWN_PID
 from autotune.cluster.group import SlotGroup
+from autotune.cluster.ranks import NO_ANSWER
 from autotune.cluster.rays_words import first_line
 from autotune.errors import StoppedError
 from autotune.records import dump_json, load_json, write_atomically
@@ -284,6 +285,8 @@ class TuneDriver:
 
 
 def _left_behind(number: int, pids: Sequence[int]) -> str:
+    if NO_ANSWER in pids:
+        return f"a rank slot has not said whether the processes of trial {number} are gone; look at its node, then --resume"
     if list(pids) == [UNKNOWN_PID]:
         what = f"GPU memory is not back at its level before trial {number}, and no process that holds it can be seen from here"
         return f"{what}; end it on its node (nvidia-smi), then --resume"

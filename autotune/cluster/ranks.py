@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.cluster.gpu_memory import PATIENCE_S
+from autotune.cluster.gpus import ASKING_S
 from autotune.cluster.group import Place
 from autotune.cluster.rays_words import without_colours
 from autotune.records import to_builtins
@@ -16,6 +18,11 @@ from autotune.trial.spec import TrialSpec
 
 ANSWER_S = 15.0
 """A slot that does not answer within this is lost: it waits for nothing longer than a fraction of a second."""
+END_S = TERM_S + KILL_S + PATIENCE_S + 2 * ASKING_S + ANSWER_S
+"""How long a slot may take to end its rank and to see its GPU's memory back, with a driver that hangs when it is asked. A node
+that is gone is no answer that is late: Ray says so of it before (30 s)."""
+NO_ANSWER = -1
+"""In place of a process id: a slot has not said whether its processes are gone."""
 
 
 class SlotRanks:
@@ -72,8 +79,8 @@ class SlotRanks:
     def end(self) -> Sequence[int]:
         """End all ranks; the pids that would not end."""
         calls = [slot.end.remote() for slot in self._slots]
-        ready, _ = self._ray.wait(calls, num_returns=len(calls), timeout=TERM_S + KILL_S + ANSWER_S)
-        left: list[int] = []
+        ready, late = self._ray.wait(calls, num_returns=len(calls), timeout=END_S)
+        left = [NO_ANSWER] if late else []
         for call in ready:
             # Where a node is gone so are its processes: they end with their slot.
             with contextlib.suppress(self._ray.exceptions.RayError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,17 @@ def keep_first_out_of_memory(path: Path, lines: Any) -> bool:
         if kept:
             return
         kept.append(path)
-        snapshot = pickle.dumps(torch.cuda.memory._snapshot())
-        if len(snapshot) <= MOST_BYTES:
-            path.write_bytes(snapshot)
-        lines.write(
-            "memory_snapshot",
-            path=path.name if len(snapshot) <= MOST_BYTES else None,
-            snapshot_bytes=len(snapshot),
-            requested_bytes=alloc,
-            device_free_bytes=device_free,
-        )
+        facts: dict[str, Any] = {"path": None, "snapshot_bytes": None}
+        try:
+            snapshot = pickle.dumps(torch.cuda.memory._snapshot())
+            facts["snapshot_bytes"] = len(snapshot)
+            if len(snapshot) <= MOST_BYTES:
+                path.write_bytes(snapshot)
+                facts["path"] = path.name
+        except Exception as error:  # The allocator would raise it in place of the out-of-memory (torch/csrc/cuda/Module.cpp).
+            facts["reason"] = f"{type(error).__name__}: {error}"[:200]
+        with contextlib.suppress(OSError):
+            lines.write("memory_snapshot", **facts, requested_bytes=alloc, device_free_bytes=device_free)
 
     attach(observe)
     return True

@@ -18,6 +18,7 @@ from toy_search import LIMITS
 from autotune.boundary.boundary import Boundary
 from autotune.cluster.backend import ClusterBackend
 from autotune.trial.backends.base import TrialRequest
+from autotune.trial.lines import read_lines
 from autotune.trial.record import TrialRecord
 from autotune.workload.resolve import resolve_workload
 
@@ -103,13 +104,12 @@ def failure(faults: Faults, name: str) -> tuple[str, int | None, str]:
 
 
 def ended_after_s(faults: Faults, name: str) -> float:
-    """Seconds between the first failure line of a rank and the end of the last process."""
-    lines = [
-        json.loads(line) for path in (faults.folder / name / "ranks").glob("*.jsonl") for line in path.read_text().splitlines()
-    ]
-    began = min(line["t"] for line in lines if line["event"] == "start")
-    failed = min(line["t"] for line in lines if line["event"] == "failure")
-    return float(faults.records[name].details["wall_s"]) - (failed - began)
+    """Seconds between the last line of the rank that failed and the end of the last process."""
+    ranks = {int(path.stem): read_lines(path) for path in (faults.folder / name / "ranks").glob("*.jsonl")}
+    began = min(line["t"] for lines in ranks.values() for line in lines if line["event"] == "start")
+    failed = faults.records[name].failure
+    assert failed is not None and failed.rank is not None
+    return float(faults.records[name].details["wall_s"]) - (ranks[failed.rank][-1]["t"] - began)
 
 
 def test_all_trials_came_back_once(faults: Faults) -> None:
@@ -140,6 +140,7 @@ def test_out_of_memory_ends_ranks_that_block_in_a_collective(faults: Faults) -> 
 
 def test_a_killed_rank(faults: Faults) -> None:
     assert failure(faults, "killed") == ("rank_killed", 1, "steady(3)")
+    assert ended_after_s(faults, "killed") <= 5.0
 
 
 def test_a_hang_is_seen_by_its_silence(faults: Faults) -> None:
@@ -155,6 +156,7 @@ def test_a_rank_deaf_to_sigterm(faults: Faults) -> None:
 
 def test_an_orphan_in_a_session_of_its_own(faults: Faults) -> None:
     assert failure(faults, "orphan")[:2] == ("oom_capacity", 1)
+    assert ended_after_s(faults, "orphan") <= 5.0
     pid = int((faults.folder / "orphan" / "orphan.pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
 

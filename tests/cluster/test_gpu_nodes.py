@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from autotune.cluster import gpu_memory
 from autotune.cluster.backend import ClusterBackend, refuse_other_bridge
 from autotune.cluster.drive import _left_behind
 from autotune.cluster.gpu_memory import UNKNOWN_PID, SlotGpus
+from autotune.cluster.gpus import read_gpus
+from autotune.cluster.group import Place
+from autotune.cluster.ranks import NO_ANSWER, SlotRanks
 from autotune.errors import RequestError
 from autotune.trial.allocator_setting import after_fragmentation, is_expandable, lacking
 from autotune.trial.assemble import Ending, assemble
@@ -63,6 +67,24 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     return Node(tmp_path)
+
+
+OLDER_NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field to query.'; exit 2 ;;
+  *) cat "{folder}/gpus" ;;
+esac
+"""
+
+
+def test_a_driver_from_before_the_reasons_had_their_new_name(node: Node) -> None:
+    """R535 renamed the field; an older driver refuses the whole question, and no GPU would be seen to give its memory back."""
+    (node.folder / "bin" / "nvidia-smi").write_text(OLDER_NVIDIA_SMI.format(folder=node.folder))
+    node.set(100, 4)
+    assert [(gpu.index, gpu.used_bytes, gpu.throttled) for gpu in read_gpus()] == [
+        (0, 100 * MIB, "0x0000000000000004"),
+        (1, 4 * MIB, "0x0000000000000001"),
+    ]
 
 
 def later(seconds: float, call: Callable[[], None]) -> None:
@@ -196,3 +218,26 @@ def test_a_snapshot_of_another_bridge_is_refused() -> None:
     with pytest.raises(RequestError, match=r"are those of Bridge 0\.6\.2, and a node would train those of Bridge 0\.7"):
         refuse_other_bridge(workload, {"0.6.2", "0.7.0"})
     refuse_other_bridge(replace(workload, source=replace(workload.source, kind="megatron_args")), {"0.7.0"})
+
+
+def test_a_slot_that_does_not_say_how_its_trial_ended_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that hangs keeps a slot from its answer, and the next trial would measure what the last one left."""
+    place = Place(node=0, local_rank=0, local_world_size=1, address="127.0.0.1", devices="0")
+    answers: dict[str, list[int]] = {"a": [], "b": [4711]}
+
+    class Slot:
+        def __init__(self, name: str) -> None:
+            self.end = SimpleNamespace(remote=lambda: name)
+
+    ranks = SlotRanks([Slot("a"), Slot("b"), Slot("late")], [place] * 3)
+    waited: list[float] = []
+
+    def wait(calls: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        waited.append(timeout)
+        return [call for call in calls if call in answers], [call for call in calls if call not in answers]
+
+    monkeypatch.setattr(ranks, "_ray", SimpleNamespace(wait=wait, get=answers.get, exceptions=ranks._ray.exceptions))
+    left = ranks.end()
+    assert sorted(left) == [NO_ANSWER, 4711]
+    assert "has not said whether the processes of trial 3 are gone" in _left_behind(3, left)
+    assert waited[0] > gpu_memory.PATIENCE_S + 20  # a slot that waits for its memory is not late

@@ -86,7 +86,7 @@ def test_raylet_killed(tmp_path: Path, toy_environment: dict[str, str], mark: st
     assert len(raylets) == 1
     os.kill(raylets[0], signal.SIGKILL)
     ranks = wait_for(lambda: not any("autotune.trial.zygote" in line for line in marked(mark).values()), 60)
-    assert ranks is not None and ranks < 30, marked(mark)
+    assert ranks is not None and ranks < 8, marked(mark)  # Ray by itself takes 10 s and more
     print(f"ranks and zygotes gone {ranks:.1f} s after the raylet was killed")
     told = finish(process)
     assert told["status"] == 4, told

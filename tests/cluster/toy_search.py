@@ -29,7 +29,8 @@ from autotune.workload.resolve import resolve_workload
 
 LABELS = ("core_attn", "layernorm", "mlp", "moe_act")
 BOUNDARIES = (Boundary.selective(()), *(Boundary.selective((label,)) for label in LABELS))
-LIMITS = Limits(wall_s=60.0, silent_s=20.0, silent_step_s=3.0, silent_steps=3.0)
+LIMITS = Limits(wall_s=60.0, silent_s=20.0, silent_step_s=8.0, silent_steps=3.0)
+"""Silence ends a trial well after a failure has to: else what ended a trial within 5 s could be either."""
 LIMIT_BYTES = 1950
 """Toy ranks use 1000 and 2000 bytes, 100 less with a label: the control is over the limit, each label fits."""
 

@@ -68,6 +68,19 @@ def test_a_snapshot_over_the_bound_is_only_counted(
     assert not path.exists() and line["path"] is None and line["snapshot_bytes"] > 1000
 
 
+def test_a_snapshot_that_cannot_be_kept_hides_no_out_of_memory(
+    tmp_path: Path, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an observer raises would be raised in the allocation's place: a full disk for the failure that was to be told."""
+    path, lines = tmp_path / "gone" / "000.oom.pickle", tmp_path / "000.jsonl"
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": []})
+    gpu_snapshot.keep_first_out_of_memory(path, LineWriter(lines))
+    observer(calls)(0, 2**31, 0, 2**20)
+    (line,) = read_lines(lines)
+    assert (line["event"], line["path"], line["requested_bytes"]) == ("memory_snapshot", None, 2**31)
+    assert line["reason"].startswith("FileNotFoundError")
+
+
 def test_a_torch_without_the_observer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer", raising=False)
     assert not gpu_snapshot.keep_first_out_of_memory(tmp_path / "x", LineWriter(tmp_path / "000.jsonl"))
