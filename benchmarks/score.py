@@ -82,6 +82,12 @@ def peak_of(stage: StagePeak, iterations: Sequence[str], *, without: str | None 
     return levels[name], name
 
 
+def _first(stage: StagePeak) -> tuple[str, ...]:
+    """The iteration that comes first: one after capture where graphs are captured before any step."""
+    names = {phase.iteration for phase in stage.phases}
+    return ("first",) if "first" in names else tuple(names)
+
+
 def _scored(row: Row, prediction: Prediction) -> Scored:
     stages = stages_of(row, prediction)
     peaks = {stage.stage: peak_of(stage, row.iterations) for stage in stages}
@@ -97,7 +103,7 @@ def _scored(row: Row, prediction: Prediction) -> Scored:
         p95_bytes=high * peak // stage.peak_bytes,
         phase=phase,
         stage=stage.stage,
-        first_bytes=peak_of(stage, ("first",))[0],
+        first_bytes=peak_of(stage, _first(stage))[0],
     )
 
 

@@ -124,7 +124,6 @@ UNREAD: Mapping[str, str] = {
     "optimizer.main_grads_dtype": "precision.grad_dtype says it",
     "features.bias_dropout_fusion": "fused or not, dropout keeps one mask",
     "features.calculate_per_token_loss": "scales the loss by a count of tokens",
-    "features.cuda_graph_warmup_steps": "when graphs are captured, not what they hold",
     "features.overlap_p2p_communication_warmup_flush": "when stage tensors are sent; how many are in flight has its own spread",
 }
 """Fields of a Workload that the ledger need not read, each with its reason; all others are read or named by a rule."""

@@ -20,6 +20,7 @@ from autotune.boundary.captured import checkpoints_in_capture
 from autotune.ledger.block import Context
 from autotune.ledger.ops import Layer, Op, Region
 from autotune.workload.architecture import LayerKind
+from autotune.workload.workload import Workload
 
 _MIXER_SCOPES = {"attention": "attn", "mla": "attn", "dsa": "attn", "gdn": "attn", "mamba": "mamba"}
 _ROUTER_OPS = ("moe.norm", "moe.router")
@@ -56,6 +57,17 @@ def captures_layers(ctx: Context) -> bool:
     """Whether graphs of single layers are captured (an iteration captured whole has the peaks of an eager one)."""
     features = ctx.workload.features
     return features.cuda_graph_impl in ("transformer_engine", "local") and "full_iteration" not in features.cuda_graph_modules
+
+
+def steps_before_capture(workload: Workload) -> int:
+    """Training steps that run eagerly before graphs are captured.
+
+    Source: training/training.py:train at 24bad8e6: Transformer Engine's graphs when ``iteration - start_iteration`` is
+    ``cuda_graph_warmup_steps``, 0 for before the first; cuda_graphs.py:CudaGraphManager at 24bad8e6 records ``local`` ones in the
+    first step whatever the setting, and captures them when it has ended.
+    """
+    features = workload.features
+    return features.cuda_graph_warmup_steps if features.cuda_graph_impl == "transformer_engine" else 1
 
 
 def captured_part(

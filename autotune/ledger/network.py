@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from autotune.ledger.block import Context, Param
+from autotune.ledger.graphs import steps_before_capture
 from autotune.ledger.head import cross_entropy_ops, embedding_ops, embedding_params, head_ops, head_params, mtp_ops, mtp_params
 from autotune.ledger.layers import BuiltLayer, build_layer
 from autotune.ledger.ops import Layer
@@ -143,6 +144,7 @@ class Network:
             moments=when,
             tensors=stage_tensors(stage.index, pp, vpp, microbatches, first_chunks=int(stage.has_embedding)),
             captures=any(built.graph is not None for chunk in chunks for built in chunk),
+            eager_steps=steps_before_capture(self.ctx.workload),
             last=stage.index == pp - 1,
             first_backward_before_peak=microbatches * vpp > in_flight,
         )

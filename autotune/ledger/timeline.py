@@ -35,6 +35,8 @@ class StageModel:
     moments: tuple[Moment, ...]
     tensors: StageTensors
     captures: bool
+    eager_steps: int
+    """Steps before graphs are captured; without capture it does not matter."""
     last: bool
     """Whether the pipeline ends here."""
     first_backward_before_peak: bool
@@ -42,8 +44,18 @@ class StageModel:
 
     @property
     def iterations(self) -> tuple[str, ...]:
-        """The iterations that differ: the first, a steady one, one after graph capture."""
-        return ("first", "steady", "after_capture") if self.captures else ("first", "steady")
+        """The iterations that differ: the first, a steady one, one after graph capture.
+
+        The first step makes the optimizer's state, so an eager step that has it comes second, where capture comes no earlier.
+        """
+        if not self.captures:
+            return ("first", "steady")
+        return (*("first", "steady")[: self.eager_steps], "after_capture")
+
+    @property
+    def decisive(self) -> tuple[str, ...]:
+        """The iterations that can set the peak: a steady step holds all that a first one does."""
+        return self.iterations if "steady" not in self.iterations else self.iterations[1:]
 
     def holds_as_much_as(self, other: StageModel) -> bool:
         """Whether this stage, of the same layers, has at least the other's static bytes and micro batches in flight."""
@@ -176,7 +188,7 @@ class Timeline:
 
     def iterations(self, stage: StageModel, boundary: Boundary, *, first: bool) -> list[Iteration]:
         """The iterations of one stage under one boundary; without ``first`` only those that can set the peak."""
-        return [self._iteration(stage, boundary, name) for name in stage.iterations if first or name != "first"]
+        return [self._iteration(stage, boundary, name) for name in (stage.iterations if first else stage.decisive)]
 
     def _costs(self, stage: StageModel, boundary: Boundary, *, pooled: bool, remains: Remains) -> list[ChunkCost]:
         """Costs of a stage's chunks; stages of equal layers share those of the boundary at hand."""
@@ -260,7 +272,8 @@ class Timeline:
             "optimizer": [*synced, static.in_step, *([static.after_step] if name == "first" else [])],
         }  # fmt: skip
         if name == "after_capture":
-            parts["after_capture"] = synced
+            # Captured before any step, graphs come before the optimizer's state and before what a step leaves behind.
+            parts["after_capture"] = synced if stage.eager_steps else [static.always, static.after_backward]
         out: dict[str, tuple[Mapping[str, int], int]] = {}
         for phase, under in parts.items():
             terms: dict[str, int] = {}
