@@ -39,6 +39,8 @@ _SUMMED_RANK = re.compile(r"\s*rank\s*:\s*(\d+) \(local_rank: \d+\)")
 """Of torchrun's summary (elastic/multiprocessing/errors): the lines below it are of that rank."""
 _PID = re.compile(r"\(pid: (\d+)\)|\bPID (\d+)\b")
 _WARNS = re.compile(r"warn(ing)?s?\b", re.IGNORECASE)
+_SURVIVED = 2
+"""Iterations printed after a failure that show it was none: one line may be late, of a rank that does not know of it yet."""
 _CUT_OFF = "the log ends within a traceback"
 
 
@@ -52,6 +54,7 @@ class LogFailure:
         line: Number of its last line in the file, from 1.
         pid: The process, where the line tells it.
         speaker: What else tells its process from others.
+        survived: Whether the training of the same file went on after it.
     """
 
     symptom: Symptom
@@ -61,6 +64,7 @@ class LogFailure:
     line: int
     pid: int | None = None
     speaker: str = ""
+    survived: bool = False
 
     @property
     def consequence(self) -> bool:
@@ -93,6 +97,10 @@ class _Reader:
         self._streams: defaultdict[tuple[int | None, str], _Stream] = defaultdict(_Stream)
         self._step = 0
         self.found: list[LogFailure] = []
+        self._printed = 0
+        """Iterations that have a line."""
+        self._before: list[int] = []
+        """How many had one when each failure was found."""
         self._ranks: dict[str, int] = {}
         """By speaker and by process id, where some line tells both."""
 
@@ -105,6 +113,7 @@ class _Reader:
         if line.rank is not None and line.speaker:
             self._ranks[line.speaker] = line.rank
         if "iteration" in text and (iteration := _ITERATION.search(text)):
+            self._printed += int(iteration[1]) > self._step
             self._step = max(self._step, int(iteration[1]))
         bare = text.lstrip()
         indent = len(text) - len(bare)
@@ -167,6 +176,7 @@ class _Reader:
                 self.found[own.last] = failure
             return
         self.found.append(failure)
+        self._before.append(self._printed)
         own.last = len(self.found) - 1
 
     def end(self, number: int) -> list[LogFailure]:
@@ -175,7 +185,8 @@ class _Reader:
                 if stream.open and stream.headed and stream.frames:
                     known = rank if rank is not None else stream.rank if stream.rank is not None else self._of_file
                     self._add(number, Said(rank, speaker, None, ""), stream, ("", _CUT_OFF), known)
-        return [self._named(failure) for failure in self.found]
+        seen = zip(self.found, self._before, strict=True)
+        return [replace(self._named(failure), survived=before + _SURVIVED <= self._printed) for failure, before in seen]
 
     def _named(self, failure: LogFailure) -> LogFailure:
         """With the rank that another line tells of its process."""
@@ -195,8 +206,9 @@ def read_failures(lines: str | Iterable[str], *, source: str = "") -> list[LogFa
 
 
 def first_failure(failures: Sequence[LogFailure]) -> LogFailure | None:
-    """The failure that came first in time and is no consequence of another; where all are, the first of them."""
-    primary = [failure for failure in failures if not failure.consequence] or list(failures)
+    """The failure that came first in time, is no consequence of another and was not survived; where none is, the first of all."""
+    fatal = [failure for failure in failures if not failure.survived] or failures
+    primary = [failure for failure in fatal if not failure.consequence] or list(fatal)
     if not primary:
         return None
     dated = all(failure.time is not None for failure in primary) and len({len((f.time or "").split()) for f in primary}) == 1

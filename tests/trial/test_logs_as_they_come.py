@@ -277,3 +277,15 @@ def test_times_of_day_in_a_text_are_not_when_it_was_written(tmp_path: Path) -> N
     (tmp_path / "rank_1.log").write_text("[2026-08-12 12:00:01] start\n" + TRACE)
     (found,) = diagnose([tmp_path / "rank_1.log", tmp_path / "rank_0.log"])
     assert (found.failure_class, found.rank) == ("oom_capacity", 1)
+
+
+def test_what_the_training_survived_is_not_what_ended_it(tmp_path: Path) -> None:
+    """An optional package that is not there, printed with its traceback, and steps after it."""
+    caught = frames("te_layer.py:try_import", last="ModuleNotFoundError: No module named 'apex'")
+    found = read(tmp_path, caught + ITERATION.replace("  4/", "  3/") + ITERATION + prefixed("[rank2]: "))
+    assert (found.failure_class, found.rank) == ("oom_capacity", 2)
+    late = ITERATION.replace("  4/", "  5/")  # of a rank that does not know of it yet
+    hang = "[rank0]:[E812 12:10:00.1 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL\n"
+    assert read(tmp_path, ITERATION + prefixed("[rank2]: ") + late + hang).failure_class == "oom_capacity"
+    assert read(tmp_path, caught).failure_class == "launch_error"
+    assert read(tmp_path, ITERATION + TRACE + caught).failure_class == "oom_capacity"
