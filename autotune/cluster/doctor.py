@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.cluster.node_facts import NodeFacts, read_node
+from autotune.cluster.rays_words import first_line
+from autotune.errors import RequestError, StoppedError
 from autotune.units import format_gb
 
 Level = Literal["fine", "warning", "missing"]
@@ -38,6 +40,7 @@ def examine(address: str | None, folder: Path | None) -> Examination:
 
     Raises:
         RequestError: No cluster answers at the address, or the folder cannot be written.
+        StoppedError: A node of it does not answer.
     """
     token = _token(folder)
     try:
@@ -56,8 +59,6 @@ def examine(address: str | None, folder: Path | None) -> Examination:
 def _token(folder: Path | None) -> Path | None:
     if folder is None:
         return None
-    from autotune.errors import RequestError
-
     token = folder.resolve() / f".autotune-doctor-{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,10 @@ def _of_cluster(address: str, token: str | None) -> tuple[NodeFacts, ...]:
         ]
         found: list[NodeFacts] = ray.get(calls, timeout=120)
         return tuple(sorted(found, key=lambda node: (node.address, node.host)))
+    except ray.exceptions.RayError as error:
+        raise StoppedError(
+            f"a node of the cluster has not said what it has ({first_line(error)}); see Ray's logs, then look again"
+        ) from error
     finally:
         disconnect()
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from autotune.cli.doctor import doctor
 from autotune.cluster import doctor as module
-from autotune.cluster.doctor import Check, checks_of
+from autotune.cluster.doctor import Check, checks_of, examine
 from autotune.cluster.gpus import Gpu
 from autotune.cluster.node_facts import NodeFacts, read_node
-from autotune.errors import RequestError
+from autotune.errors import RequestError, StoppedError
 
 GPU = Gpu(
     index=0, uuid="GPU-a", name="H100", total_bytes=80 * 10**9, used_bytes=10**6, driver="550", clock_mhz=1980, throttled=None
@@ -93,3 +93,22 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot be written"):
         module.examine(None, tmp_path / "file" / "runs")
+
+
+def test_a_node_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from autotune.cluster import connection
+
+    def get(calls: object, timeout: float) -> None:
+        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.\nmore")
+
+    monkeypatch.setattr(connection, "connect", lambda address, local_cpus: {})
+    monkeypatch.setattr(connection, "disconnect", lambda: None)
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(
+        StoppedError, match=r"a node of the cluster has not said what it has \(Get timed out: some obj"
+    ) as stopped:
+        examine("10.0.0.1:6379", None)
+    assert "\n" not in str(stopped.value)
