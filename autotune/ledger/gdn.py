@@ -47,9 +47,11 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     x = layer_input(ctx, name)
     norm_out = kept("norm_out", ctx.gemm_input(s.shard_tokens * s.hidden), "2 n' h", "norm")
     stats = kept("norm_stats", ctx.norm_stats, "4 n'", "norm")
-    # From Megatron Core 0.18 on the convolution takes a view and pins the whole projection; before, a contiguous copy of qkv.
-    pinned = projected if ctx.stack.mcore >= (0, 18) else 2 * qk + v
-    qkvzba = kept("qkvzba", w * n * pinned, "2 n (2 qk + 2 v + 2 hv)")
+    # From Megatron Core 0.18 on the convolution takes a view and pins the whole projection; before, a contiguous copy of qkv,
+    # while the name of the projection lives to the end of forward.
+    pins_all = ctx.stack.mcore >= (0, 18)
+    qkvzba = kept("qkvzba", w * n * (projected if pins_all else 2 * qk + v), "2 n (2 qk + 2 v + 2 hv)")
+    projection = qkvzba if pins_all else kept("projection", w * n * projected, "2 n (2 qk + 2 v + 2 hv)")
     conv_bytes = w * n * (2 * qk + v)
     unit = kept("l2_norm_in", w * n * 2 * qk + 4 * n * 2 * key_heads, "2 n (2 qk) + 4 n (2 hk)", source=_COMMON)
     query = kept("q", w * n * repeated, "2 n hv dk", source=_FLA)
@@ -80,7 +82,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
     kernel = not ctx.stand_in
     rule_forward = 2 * fp32 * dv if eager_rule else kernel * (2 * states + 2 * value.nbytes)
     rule_backward = fp32 * (3 * dk + 3 * dv + 2 * _CHUNK) if eager_rule else 3 * value.nbytes + 3 * states
-    named = (qkvzba, conv_out, query, key, value, gate)  # GatedDeltaNet.forward's names to its end
+    named = (projection, conv_out, query, key, value, gate)  # GatedDeltaNet.forward's names to its end
     ops = (
         Op(
             name=f"{name}.in_proj",
@@ -99,7 +101,7 @@ def gdn_block(ctx: Context, name: str = "gdn") -> Block:
         Op(
             name=f"{name}.qk_norm",
             saves=(unit,),
-            names=(qkvzba, conv_out),
+            names=(projection, conv_out),
             forward_bytes=conv_bytes,
             backward_bytes=conv_bytes + 2 * query.nbytes,
             work=Work(moved_bytes=4.0 * query.nbytes, small_ops=10),

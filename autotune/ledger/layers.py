@@ -17,6 +17,10 @@ from autotune.ledger.ops import Layer, Op
 from autotune.ledger.peft import frozen_with_adapters, with_adapters
 from autotune.workload.architecture import LayerKind
 
+_SHARES_OUTPUTS = (0, 17)
+"""Before, an output that a label brings back is a copy of what was recomputed, which stays until the region's backward is through
+(tensor_parallel/random.py:CheckpointWithoutOutput._recompute at core_v0.16.0: ``untyped_storage().copy_``, ``ctx.outputs``);
+from f5440349 on the two share their storage."""
 _MIXERS = {"attention": attention_block, "mla": mla_block, "dsa": mla_block, "gdn": gdn_block, "mamba": mamba_block}
 
 
@@ -50,7 +54,14 @@ def build_layer(ctx: Context, kind: LayerKind) -> BuiltLayer:
     residual = ctx.sizes.hidden_bytes
     return BuiltLayer(
         kind,
-        Layer(name, ops, regions, residual_bytes=residual, delays_wgrad=ctx.workload.features.delay_wgrad_compute),
+        Layer(
+            name,
+            ops,
+            regions,
+            residual_bytes=residual,
+            delays_wgrad=ctx.workload.features.delay_wgrad_compute,
+            restores_copies=ctx.stack.mcore < _SHARES_OUTPUTS,
+        ),
         tuple(params),
         graph=captured_part(ctx, kind, name, ops, regions, residual_bytes=residual),
     )

@@ -142,8 +142,10 @@ class Layer:
         *,
         residual_bytes: int = 0,
         delays_wgrad: bool = False,
+        restores_copies: bool = False,
     ) -> None:
         self.name = name
+        self._restores_copies = restores_copies
         self._residual_bytes = residual_bytes
         self._delays_wgrad = delays_wgrad
         self.ops = tuple(ops)
@@ -273,6 +275,7 @@ class Layer:
             region.recompute_at: region.outputs for region in self.regions if region.recompute_at and region.label in labels
         }
         outputs: dict[str, int] = {}  # of replays whose backward has not ended, by label
+        copies: dict[str, int] = {}  # of restored outputs, where they do not share what was recomputed
         restored: set[str] = set()
         replayed: set[str] = set()
         level = sum(self.tensors[name].nbytes for name in live)
@@ -311,6 +314,8 @@ class Layer:
                     # What the replay gives out is made by its last operation: while it runs, it is among its bytes.
                     replay_extra = max(replay_extra, peak - kept - outputs[label])
             back += [self.tensors[name] for name in recomputed.get(op.name, ())]
+            if self._restores_copies:
+                copies |= {name: self.tensors[name].nbytes for name in recomputed.get(op.name, ()) if name in self._savers}
             back += op.saves
             for tensor in back:
                 if tensor.name not in live:
@@ -319,6 +324,7 @@ class Layer:
                     level += tensor.nbytes
             # the gradient of the residual stream waits beside every operation of the layer
             transient = max(op.backward_bytes, replay_extra) + self._residual_bytes + sum(outputs.values()) + pending
+            transient += sum(copies.values())
             rest = op.name.startswith(REST)
             peaks[rest] = max(peaks[rest], transient + level)
             if self._delays_wgrad:
@@ -329,6 +335,7 @@ class Layer:
                 if name in live:
                     live.discard(name)
                     level -= self.tensors[name].nbytes
+            copies = {name: size for name, size in copies.items() if self._first_use[name] < index}
             for label in [label for label in outputs if not any(label in other.regions for other in self.ops[:index])]:
                 del outputs[label]
         terms = {"transient": best_transient}
