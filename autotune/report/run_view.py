@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.boundary.boundary import Boundary
 from autotune.engine.plan import PlanResult
@@ -11,9 +12,10 @@ from autotune.errors import RequestError
 from autotune.records import load_json
 from autotune.search.outcome import Recommendation
 from autotune.trial.record import TrialRecord
-from autotune.trial.survey.launch import read_report
-from autotune.trial.survey.report import SurveyReport
 from autotune.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.trial.survey.report import SurveyReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,8 @@ def read_run(folder: Path) -> RunView:
     Raises:
         RequestError: The folder holds no run, or one that has no recommendation yet.
     """
+    from autotune.trial.survey.launch import read_report  # A plan is shown without it.
+
     if not (folder / "workload.json").is_file():
         raise RequestError(
             "RUN", str(folder), "this folder holds no run (no workload.json)", "name a directory that `autotune run` wrote"

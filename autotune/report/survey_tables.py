@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import TYPE_CHECKING
 
 from autotune.boundary.boundary import Boundary
 from autotune.report.run_view import RunView
 from autotune.report.table import Table
 from autotune.report.text import UNKNOWN, boundary_name, milliseconds, off, percent, size
-from autotune.trial.survey.report import PredictedSetting, SurveyReport
+
+if TYPE_CHECKING:
+    from autotune.trial.survey.report import PredictedSetting, SurveyReport
 
 
 def by_replay(survey: SurveyReport) -> tuple[PredictedSetting, ...]:
