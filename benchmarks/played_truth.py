@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from math import hypot, inf
 from statistics import NormalDist, mean
@@ -11,12 +10,12 @@ from typing import Any
 
 from autotune.boundary.boundary import Boundary
 from autotune.errors import RequestError
-from autotune.ledger.ledger import Ledger
+from autotune.ledger.ledger import Ledger, Variant
 from autotune.ledger.prediction import PhasePeak, Prediction, StagePeak
 from autotune.ledger.spread import Z95, standard_deviation
 from autotune.records import from_builtins
 from autotune.search.candidate import Candidate
-from autotune.search.stop_rule import EXPERT_JITTER, JITTER
+from autotune.search.stop_rule import EXPERT_JITTER, JITTER, peak_scatter
 from autotune.search.survey import SurveyFindings
 from autotune.search.survey_regions import findings_from_table
 from autotune.trial.backends.base import TrialRequest
@@ -57,7 +56,9 @@ class Truth:
         self._surveyed_ms = {Boundary.from_fields(_prefixed(row)): float(row["replay_ms"]) for row in predicted}
         samples = [s for runs in self.recorded.runs.values() for run in runs for s in run.step_ms]
         self._base_ms = min(samples, default=0.0)
-        ledger = _ledger(table)
+        self._workload = _workload(table)
+        variant: Variant = "stand_in" if "parallel" in (table.get("workload") or {}) else "te"  # A recipe's name: an H100 study.
+        ledger = Ledger(self._workload, variant=variant).predict if self._workload is not None else None
         self.candidates = [
             Candidate(
                 boundary=boundary, order=order, status="distinct",
@@ -141,6 +142,8 @@ class Truth:
     @property
     def jitter(self) -> float:
         """The product's own figure for the scatter of peaks: larger where experts are routed freely; launches on a CPU repeat."""
+        if self._workload is not None:
+            return peak_scatter(self._workload, to_the_bit=self._repeats)
         return EXPERT_JITTER if any("moe" in boundary.modules for boundary in self.rows) and not self._repeats else JITTER
 
     def survey(self, launch: TrialRecord, limit_bytes: int, seed: int, *, switch: bool) -> tuple[SurveyFindings, int]:
@@ -198,18 +201,17 @@ def _prefixed(row: dict[str, Any]) -> dict[str, Any]:
     return {f"recompute_{name}": row.get(name) for name in ("granularity", "modules", "method", "num_layers")}
 
 
-def _ledger(table: dict[str, Any]) -> Callable[[Boundary], Prediction] | None:
-    """The ledger of a table that holds its whole workload (measured on real trials, here on a CPU) or names a catalog recipe."""
+def _workload(table: dict[str, Any]) -> Workload | None:
+    """Of a table that holds it whole (measured on real trials, here on a CPU) or names a catalog recipe."""
     facts = table.get("workload") or {}
     if "recipe" in facts:
         try:
-            return Ledger(seed_rows_workload(table)).predict
+            return seed_rows_workload(table)
         except RequestError:
             return None
     if "parallel" not in facts:
         return None
-    workload = from_builtins(table["workload"], Workload, setting=f"workload of {table['name']}")
-    return Ledger(workload, variant="stand_in").predict
+    return from_builtins(table["workload"], Workload, setting=f"workload of {table['name']}")
 
 
 def _prediction(row: dict[str, Any]) -> Prediction | None:

@@ -251,7 +251,7 @@ def make_sampler(
         return ExhaustiveSampler(prepared.candidates, evidence, backend.lacks)
     if request.sampler == "planner":
         from autotune.search.planner import Planner
-        from autotune.search.stop_rule import EXPERT_JITTER, JITTER
+        from autotune.search.stop_rule import peak_scatter
 
         # A study somebody wrote down is read whole; a truth table stands for launches that cost something.
         exhaust = isinstance(backend, ReplayBackend) and not backend.table.complete
@@ -261,7 +261,7 @@ def make_sampler(
             backend.lacks,
             seed=request.seed,
             exhaust=exhaust,
-            jitter=EXPERT_JITTER if prepared.workload.spreads_experts and not backend.to_the_bit else JITTER,
+            jitter=peak_scatter(prepared.workload, to_the_bit=backend.to_the_bit),
             survey=survey,
             prove=request.prove,
             first=first,

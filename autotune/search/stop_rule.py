@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.workload.workload import Workload
+
 JITTER = 0.0005
 """Relative scatter of a boundary's peak between launches where it repeats: on a CPU, and where no expert lies on another rank."""
 LEDGER_SCATTER = 0.002
@@ -11,7 +13,10 @@ LEDGER_SCATTER = 0.002
 HINT_SCATTER = 0.03
 """Relative error of a peak that was measured under other revisions or a slightly other workload."""
 EXPERT_JITTER = 0.006
-"""With experts on several ranks of GPUs (seen between repeats of one setting: 0.55 and 0.66 %)."""
+"""With freely routed experts on several ranks of GPUs (seen between repeats of one setting: 0.55 and 0.66 %)."""
+BALANCED_JITTER = 0.001
+"""The same with forced balance (moe_utils.py:apply_random_logits): each row of the Nemotron table is a launch of its own, and
+after one offset they differ from the ledger by 0.04 % on average (docs/accuracy.md)."""
 SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
 """Times that a survey's errors may be too narrow, with their probabilities."""
 NEAR = 0.98
@@ -51,3 +56,15 @@ class StopRule:
 
 SURVEYED_RULE = StopRule(expected=0.003, most_launches=4)
 """After a survey little is left to win: prices and peaks of all settings are known to about a percent."""
+
+
+def peak_scatter(workload: Workload, *, to_the_bit: bool) -> float:
+    """Relative scatter of the peak of one boundary between launches.
+
+    Args:
+        workload: What is trained.
+        to_the_bit: Whether the backend's launches repeat each other.
+    """
+    if to_the_bit or not workload.spreads_experts:
+        return JITTER
+    return BALANCED_JITTER if workload.model.moe_router_force_load_balancing else EXPERT_JITTER
