@@ -34,6 +34,10 @@ class LiveRecipeError(AutotuneError):
         self.kind = kind
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[type[LiveRecipeError], tuple[str, str]]:
+        """By its parts, as ``RequestError``."""
+        return type(self), (self.kind, str(self))
+
 
 def installed_bridge() -> str | None:
     """Version of the installed megatron-bridge, without importing it."""
