@@ -13,10 +13,7 @@ LEDGER_SCATTER = 0.002
 HINT_SCATTER = 0.03
 """Relative error of a peak that was measured under other revisions or a slightly other workload."""
 EXPERT_JITTER = 0.006
-"""With freely routed experts on several ranks of GPUs (seen between repeats of one setting: 0.55 and 0.66 %)."""
-BALANCED_JITTER = 0.001
-"""The same with forced balance (moe_utils.py:apply_random_logits): each row of the Nemotron table is a launch of its own, and
-after one offset they differ from the ledger by 0.04 % on average (docs/accuracy.md)."""
+"""With experts on several ranks of GPUs (seen between repeats of one setting: 0.55 and 0.66 %)."""
 SURVEY_WIDTHS = {1.0: 0.8, 2.0: 0.15, 4.0: 0.05}
 """Times that a survey's errors may be too narrow, with their probabilities."""
 NEAR = 0.98
@@ -65,6 +62,4 @@ def peak_scatter(workload: Workload, *, to_the_bit: bool) -> float:
         workload: What is trained.
         to_the_bit: Whether the backend's launches repeat each other.
     """
-    if to_the_bit or not workload.spreads_experts:
-        return JITTER
-    return BALANCED_JITTER if workload.model.moe_router_force_load_balancing else EXPERT_JITTER
+    return EXPERT_JITTER if workload.spreads_experts and not to_the_bit else JITTER
